@@ -11,7 +11,7 @@ from typing import Final
 from router.core.redact import mask_urls
 from router.core.timestamps import iso
 
-MAX_WAITING_BYTES: Final = 4 * 1024 * 1024  # lines that nobody has read yet; more are dropped
+MAX_WAITING_BYTES: Final = 4 * 1024 * 1024  # lines that wait to be read; more are dropped
 MAX_TEXT_CHARACTERS: Final = 16 * 1024  # of a message or a stack trace
 CLOSE_SECONDS: Final = 2.0  # for a reader to take the last lines
 
@@ -34,7 +34,7 @@ def configure_logging(level: str, *, as_json: bool) -> "LogWriter":
 
 
 def dropped_lines() -> int:
-    """Count the log lines that were dropped because nobody read them."""
+    """Count the log lines that were dropped because they were not read in time."""
     handlers = logging.getLogger().handlers
     return sum(handler.dropped for handler in handlers if isinstance(handler, LogWriter))
 
@@ -42,7 +42,7 @@ def dropped_lines() -> int:
 class LogWriter(logging.Handler):
     """Writes lines to a file descriptor from a separate thread.
 
-    A write blocks while nobody reads the pipe. Then the thread waits, but the event loop does not:
+    A write blocks while the pipe is not read. Then the thread waits, but the event loop does not:
     lines are kept up to a limit, and the rest is dropped and counted.
     """
 
@@ -103,14 +103,14 @@ class LogWriter(logging.Handler):
         while line:
             try:
                 line = line[os.write(self._fd, line) :]
-            except OSError:  # nobody is there to read it, now or ever
+            except OSError:  # no one will ever read it
                 with self._changed:
                     self.dropped += 1
                 return
 
     def _report(self, dropped: int) -> None:
         """Report the dropped lines once the reader has caught up."""
-        text = "log lines were dropped: nobody read them"
+        text = "log lines were dropped: they were not read in time"
         record = logging.makeLogRecord(
             {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", "msg": text}
         )

@@ -177,7 +177,7 @@ class Router:
             self._testing = False
 
     def reload_soon(self) -> None:
-        """Reload on SIGHUP. Nobody waits for the result, so it is logged."""
+        """Reload on SIGHUP. No caller waits for the result, so it is logged."""
 
         async def reload_and_log() -> None:
             try:

@@ -47,7 +47,7 @@ _LOOPBACKS: Final = ("127.0.0.1", "::1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """What connects the router to the outside world."""
+    """The router's connections to the outside world."""
 
     instance: str  # the name of this router
     listener: socket.socket
@@ -152,7 +152,7 @@ def target_policy(settings: Settings, listener: socket.socket) -> TargetPolicy:
 
 
 def is_this_host(ip: str) -> bool:
-    """Whether an address is one of this host's: nobody can bind another one.
+    """Whether an address is one of this host's: only such an address can be bound.
 
     A list made at start would miss those that an interface gets later.
     """

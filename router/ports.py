@@ -155,9 +155,9 @@ class Traits(Struct, frozen=True, kw_only=True):
     keeps_tally: bool = True  # False: the engine remembers what was tried (WQ-5)
     hold_seconds: float | None = None  # BRK-5: what is queued for longer has to be returned
     held_lease_seconds: float | None = None  # of what waits for room; None: as for all others
-    answer_within: float | None = None  # the broker gives up on a hand-over after so many seconds
+    answer_within: float | None = None  # seconds after which the broker gives up on a hand-over
     advice: str | None = None  # what to change at the broker, so that a limit of it does no harm
-    acks_per_call: int | None = None  # so many fill a call and wait for no others (BRK-3)
+    acks_per_call: int | None = None  # this many fill a call and wait for no others (BRK-3)
     finisher: Finisher | None = None  # what keeps results; None: the queue keeps nothing (CMD-2)
     holds_letters: bool = False  # and keeps what was given up in front of its group (`is_held`)
     # What does not fit into its pool (ROUTE-5) is not asked for if there is a selector. It is
@@ -224,7 +224,7 @@ class MessageStatus(StrEnum):
 
 
 class MessageRecord(Struct, frozen=True, kw_only=True):
-    """What a work queue knows of a message. Times are Unix seconds (CMD-2)."""
+    """A message as its work queue knows it. Times are Unix seconds (CMD-2)."""
 
     id: str
     status: MessageStatus
@@ -293,7 +293,7 @@ class BatchRecord(Struct, frozen=True, kw_only=True):
     """How far a batch of messages has come (CMD-4)."""
 
     id: str
-    size: int  # it is complete when so many have ended
+    size: int  # it is complete when this many have ended
     total: int  # members so far
     succeeded: int = 0
     failed: int = 0
@@ -310,7 +310,7 @@ class Conflict(Exception):
 
 
 class MessageStore(MessageLister, Protocol):
-    """What a work queue can do besides consuming and publishing."""
+    """The operations of a work queue besides consuming and publishing."""
 
     async def find(self, message_id: str) -> MessageRecord | None:
         """Return the newest publication under that id."""
@@ -381,7 +381,7 @@ class HeldLetter(Struct, frozen=True):
 
 
 class StoreSize(Struct, frozen=True):
-    """What waits in the order store of one queue."""
+    """The messages of one queue that wait in the order store."""
 
     messages: int = 0
     bytes: int = 0  # of their bodies
@@ -444,11 +444,11 @@ class OrderLog(Protocol):
     async def retry_letter(self, group: GroupKey, message_id: str, body: bytes) -> bool:
         """Deliver the message that holds the group, as if it were new, with this body.
 
-        Return False if it does not hold the group, or not any more.
+        Return False if it does not hold the group (any longer).
         """
 
     async def release(self, group: GroupKey, message_id: str) -> bool:
-        """Remove the message that holds the group. Return False if it does not, or not any more."""
+        """Remove the message that holds the group. Return False if it does not (any longer)."""
 
 
 @runtime_checkable
@@ -578,7 +578,7 @@ class LockUnavailable(Exception):
 class LockState(Struct, frozen=True, kw_only=True):
     """Which router has the leader lock."""
 
-    holder: str | None  # its instance; None: nobody
+    holder: str | None  # its instance; None: none
     is_ours: bool
     fence: int  # grows with every new holder
     age: float = 0.0  # seconds since it was last refreshed, as far as is known

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 MAX_IDLE_CONNECTIONS: Final = 1000  # to targets, kept open for the next delivery
 MIN_API_CONNECTIONS: Final = 8  # however few descriptors there are
 # A thread that reads a large document, and one of a SQLite file, must not starve each other or the
-# loop: with Python's own 5 ms, each of the loop's many system calls waits so long for the lock.
+# loop: with Python's own 5 ms, each of the loop's many system calls waits that long for the lock.
 SWITCH_SECONDS: Final = 0.0001
 COLLECT_AFTER_OBJECTS: Final = 10_000  # new ones that could be in a cycle
 REPORTED_STALL_SECONDS: Final = 1.0  # of the event loop

@@ -264,7 +264,7 @@ def host_pattern(raw: str) -> str:
 
 
 class Claim(NamedTuple):
-    """What a token must say."""
+    """The claims that a token must have."""
 
     name: str
     value: str

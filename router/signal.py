@@ -13,7 +13,7 @@ class Signal:
     __slots__ = ("_next_ring",)
 
     def __init__(self) -> None:
-        self._next_ring: asyncio.Event | None = None  # made on use: most rings wake nobody
+        self._next_ring: asyncio.Event | None = None  # made on use: most rings wake no waiter
 
     def listen(self) -> asyncio.Event:
         """Return an event that the next ring sets."""
@@ -27,12 +27,12 @@ class Signal:
             self._next_ring = None
 
     async def wait(self, at_most: float | None = None) -> None:
-        """Wait for the next ring, for at most so many seconds."""
+        """Wait for the next ring, up to a time limit in seconds."""
         await wait_for_signal(self.listen(), at_most)
 
 
 async def wait_for_signal(rung: asyncio.Event, at_most: float | None) -> None:
-    """Wait until the event is set, for at most so many seconds."""
+    """Wait until the event is set, up to a time limit in seconds."""
     try:
         async with asyncio.timeout(at_most):
             await rung.wait()

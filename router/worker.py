@@ -137,7 +137,7 @@ M = TypeVar("M", bound=Middleware)
 
 
 class Counts(Struct, frozen=True):
-    """What became of messages since `start`."""
+    """Counts of messages by how they ended, since `start`."""
 
     received: int = 0
     delivered: int = 0  # their handlers ended well
@@ -251,7 +251,7 @@ class Worker:
 
     @property
     def counts(self) -> Counts:
-        """What became of messages since `start`; they can still be read after `stop`."""
+        """Counts of messages by how they ended, since `start`; still readable after `stop`."""
         ledger, tasks = self._state().ledger, self._tasks
         return Counts(
             received=ledger.get("received", 0),
@@ -265,7 +265,7 @@ class Worker:
 
     @property
     def warnings(self) -> Sequence[Notice]:
-        """What is wrong, the newest first: the warnings that the service would show."""
+        """The warnings that the service would show, newest first."""
         return self._book.list(now=time.time())
 
     async def metrics(self) -> bytes:

@@ -38,7 +38,7 @@ class CannotTell(Exception):
 
 
 class Role(Enum):
-    """What a caller may do."""
+    """The rights of a caller."""
 
     READER = auto()  # read what is not private
     ADMIN = auto()

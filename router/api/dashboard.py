@@ -115,7 +115,7 @@ def login_page() -> Response:
 
 
 class Feed:
-    """The latest snapshot, made once for all watchers. While nobody watches, it does nothing."""
+    """The latest snapshot, made once for all watchers. Without watchers, it does nothing."""
 
     def __init__(self, read: Callable[[], RouterState]) -> None:
         self.watchers = 0
@@ -125,7 +125,7 @@ class Feed:
         self._made_at = float("-inf")
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield events for one watcher. A slow one misses snapshots and delays nobody."""
+        """Yield events for one watcher. A slow one misses snapshots and delays no other."""
         ends = _now() + LONGEST_SECONDS
         yield RETRY
         sent = b""

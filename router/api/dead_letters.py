@@ -53,7 +53,7 @@ def _parsed(body: bytes) -> Message | None:
 
 
 class RawView(ResponseModel):
-    """What is known of a message of a raw queue. Values may be secrets."""
+    """Facts about a message of a raw queue. Values may be secrets."""
 
     content_type: str | None = shown("content_type", "application/json")
     group: str | None = shown("group", None)
@@ -133,7 +133,7 @@ class Replayed(ResponseModel):
 
 
 class ReplayedMany(ResponseModel):
-    """What was done, or in a dry run, what would be done."""
+    """The changes made, or in a dry run, those that would be made."""
 
     replayed: int = as_is(12)
     skipped: int = as_is(2)

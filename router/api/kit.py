@@ -1,4 +1,4 @@
-"""What the routes share: the router, what callers send, and how answers are made.
+"""Shared by the routes: the router, what callers send, and how answers are made.
 
 Of a body never more than allowed is read, and as JSON only where it is JSON. An answer is a
 pydantic model that reads the router's own values by attribute. A field names the attribute that it
@@ -83,7 +83,7 @@ Shape = TypeVar("Shape", bound="RequestBody")
 
 
 class RouterApi(Protocol):
-    """What the API asks of the router, and nothing else."""
+    """Everything that the API asks of the router."""
 
     @property
     def controls(self) -> Controls: ...

@@ -17,7 +17,7 @@ from router.core.warnings import Severity
 
 PREFIX: Final = "message_router_"
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-MAX_ORIGINS: Final = 100  # a label with more values makes every scrape expensive, for ever
+MAX_ORIGINS: Final = 100  # a label with more values makes every later scrape expensive
 _BREAKER_STATES: Final = {"CLOSED": 0, "HALF_OPEN": 1, "OPEN": 2}
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _DESCRIPTION: Final = {
@@ -187,7 +187,7 @@ ROUTER_METRICS: Final[Sequence[Family[RouterState]]] = (
     ),
     Family(
         "counter log_lines_dropped_total",
-        "Log lines that were dropped because nobody read standard output",
+        "Log lines that were dropped because standard output was not read",
         lambda router: [((), router.dropped_logs)],
     ),
     Family(
@@ -197,7 +197,7 @@ ROUTER_METRICS: Final[Sequence[Family[RouterState]]] = (
     ),
     Family(
         "gauge warnings{severity}",
-        "Warnings that nobody has acknowledged",
+        "Warnings that are not acknowledged",
         lambda router: (((each.name,), router.warnings.active.get(each, 0)) for each in Severity),
     ),
     Family(

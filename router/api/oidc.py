@@ -1,4 +1,4 @@
-"""Bearer tokens of an OpenID provider. Its keys are discovered; in doubt, nobody is let in.
+"""Bearer tokens of an OpenID provider. Its keys are discovered; in doubt, a caller is refused.
 
 The only user of PyJWT, and imported only where the auth mode is OIDC.
 """
@@ -28,10 +28,8 @@ LEEWAY_SECONDS: Final = 60.0  # seconds that the clocks may differ
 REQUIRED: Final = ("exp", "iss", "aud")
 MAX_TOKEN_BYTES: Final = 16 * 1024
 
-REFRESH_AFTER_SECONDS: Final = (
-    3600.0  # a key that the provider has withdrawn is good for so long still
-)
-EXPIRE_AFTER_SECONDS: Final = 24 * 3600.0  # and for so long while the provider cannot be asked
+REFRESH_AFTER_SECONDS: Final = 3600.0  # how long a key stays good that the provider has withdrawn
+EXPIRE_AFTER_SECONDS: Final = 24 * 3600.0  # … and while the provider cannot be asked
 LEAST_INTERVAL_SECONDS: Final = 10.0  # between two requests: unknown keys are easily made up
 TIMEOUT_SECONDS: Final = 10.0
 MAX_DOCUMENT_BYTES: Final = 1024 * 1024

@@ -36,7 +36,7 @@ STATUSES: Final[Mapping[HTTPStatus, Sequence[type[Exception]]]] = {
     HTTPStatus.CONFLICT: (Conflict,),
     HTTPStatus.BAD_GATEWAY: (BrokeOff, SyncFailed),
     HTTPStatus.SERVICE_UNAVAILABLE: (StoreError,),
-    HTTPStatus.BAD_REQUEST: (ClientDisconnect,),  # nobody is left to read it
+    HTTPStatus.BAD_REQUEST: (ClientDisconnect,),  # the caller is gone
 }
 
 

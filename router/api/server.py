@@ -85,7 +85,7 @@ class _Server(uvicorn.Server):
 
 
 class ClientWait(Enum):
-    """What we may be waiting for."""
+    """The events we may be waiting for."""
 
     HEAD = auto()  # of a call
     BODY = auto()  # the rest of it

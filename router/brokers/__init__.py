@@ -133,7 +133,7 @@ class BrokerRegistry:
         return self._adapters[package.name]
 
     def _make(self, scheme: str, package: BrokerPackage) -> Adapter:
-        """Make the adapter on use: nobody needs the clients of all brokers."""
+        """Make the adapter on use: few need the clients of all brokers."""
         try:
             return package.make(self._identity)
         except ModuleNotFoundError as error:

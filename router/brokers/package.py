@@ -1,4 +1,4 @@
-"""What a package exports about its broker: one value, named BROKER.
+"""The value that each package exports about its broker, named BROKER.
 
 A package outside of this project does the same, and names the value as an entry point of the group
 `message_router.brokers`. See README.md.

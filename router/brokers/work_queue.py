@@ -1,4 +1,4 @@
-"""What the work queues share, whichever database keeps them (WQ-1 to WQ-11)."""
+"""Shared by the work queues, whichever database keeps them (WQ-1 to WQ-11)."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -70,7 +70,7 @@ class Machine(Struct, frozen=True):
     """The machine that this router runs on: its clocks, and which boot of it this is."""
 
     wall: Callable[[], float] = time.time  # may be set by anyone, to any time
-    uptime: Callable[[], float] = partial(time.clock_gettime, _UPTIME)  # nobody can set it
+    uptime: Callable[[], float] = partial(time.clock_gettime, _UPTIME)  # it cannot be set
     boot_id: str = _boot_id()  # names what `uptime` counts from; "": unknown
     new_id: Callable[[], str] = partial(secrets.token_hex, 8)
 
@@ -171,7 +171,7 @@ class WorkerLocks:
 
 
 class Recovery:
-    """Ends the leases of dead workers, so that nobody has to wait for them (WQ-10)."""
+    """Ends the leases of dead workers, so that their messages need not wait (WQ-10)."""
 
     def __init__(self, liveness: Liveness) -> None:
         self._liveness = liveness

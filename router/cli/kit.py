@@ -1,4 +1,4 @@
-"""What the commands share: calls to a running router, their options, and output.
+"""Shared by the commands: calls to a running router, their options, and output.
 
 Output is a table on a terminal, tab-separated lines in a pipe, and JSON on request.
 """

@@ -1,4 +1,4 @@
-"""What the running router knows: of messages, schedules, targets, warnings, and why it waits."""
+"""Commands that look things up: messages, schedules, targets, warnings, and why it waits."""
 
 import sys
 from collections.abc import Mapping

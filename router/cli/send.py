@@ -59,7 +59,7 @@ class BadLine:
 
 @dataclass(slots=True)
 class SendSummary:
-    """What was sent so far, and what was refused."""
+    """Counts of what was sent so far, and of what was refused."""
 
     sent: int = 0
     duplicates: int = 0  # not sent again: the queue already had them

@@ -1,4 +1,4 @@
-"""What the router knows about a kind of broker without a connection to it.
+"""Facts about a kind of broker that need no connection to it.
 
 Each package of `router.brokers` exports these facts about its broker, so that nothing else has to
 name one.
@@ -17,7 +17,7 @@ HALF_A_DAY_SECONDS: Final = 12 * 3600.0
 
 
 class WhenFull(Enum):
-    """What a broker can do with messages whose pool is full (ROUTE-5)."""
+    """The ways a broker can treat messages whose pool is full (ROUTE-5)."""
 
     FILTER = auto()  # it hands over messages of some pools only
     DEFER = auto()  # it takes a message back for a while, unless it counts returns against a limit
@@ -25,7 +25,7 @@ class WhenFull(Enum):
 
 
 class Exclusivity(Enum):
-    """What keeps a second router from consuming a strict queue at the same time (ORD-2)."""
+    """The ways to keep a second router from consuming a strict queue at the same time (ORD-2)."""
 
     NOT_NEEDED = auto()  # the broker holds groups
     BROKER = auto()  # the broker hands messages to one consumer only
@@ -98,7 +98,7 @@ class BrokerCatalog(Protocol):
 
 
 class QueueNames(Struct, frozen=True):
-    """What a bare queue name stands for, and which brokers there are."""
+    """The meaning of a bare queue name, and the list of brokers."""
 
     catalog: BrokerCatalog
     broker: BrokerFacts  # of queues that are given by name only

@@ -1,4 +1,4 @@
-"""What a message asks for beside its delivery: a reply, next steps, a time (CMD-2 to CMD-11)."""
+"""Wishes of a message beyond its delivery: a reply, next steps, a time (CMD-2 to CMD-11)."""
 
 import json
 from collections.abc import Sequence

@@ -44,15 +44,15 @@ RAW: Final = "raw"  # likewise: none (RAW-1)
 class RetryPolicy(Struct, frozen=True):
     """WQ-5."""
 
-    max_attempts: int | None = None  # None: for ever
+    max_attempts: int | None = None  # None: without end
     schedule: tuple[float, ...] | None = None  # None: exponential with full jitter
     statuses: frozenset[int] = frozenset()  # 4xx that are retried instead of dead-lettered
-    # For so long, a failure in which nothing was sent uses up no attempt (WQ-15).
+    # Within this time, a failure in which nothing was sent uses up no attempt (WQ-15).
     unsent_seconds: float = 0.0
 
 
 class DefaultRetry(Struct, frozen=True):
-    """What holds where neither the pool nor the queue has a retry policy (WQ-15)."""
+    """The default where neither the pool nor the queue has a retry policy (WQ-15)."""
 
     commands: RetryPolicy | None = None  # and tasks (CMD-12)
     others: RetryPolicy | None = None
@@ -234,11 +234,11 @@ class Schedule(Struct, frozen=True, kw_only=True):
 
 
 class BodyFormat(Enum):
-    """What the body of a request is (TGT-8)."""
+    """The kinds of request bodies (TGT-8)."""
 
     MESSAGE = "message"  # the id and the payload
     PAYLOAD = "payload"  # the payload alone
-    CLOUD_EVENT = "cloudEvent"  # likewise, with the headers of CloudEvents in binary mode
+    CLOUD_EVENT = "cloudEvent"  # the payload, with the headers of CloudEvents in binary mode
 
 
 class TargetConfig(Struct, frozen=True, kw_only=True):
@@ -251,11 +251,11 @@ class TargetConfig(Struct, frozen=True, kw_only=True):
     timeout: float | None = None  # seconds; None: the pool's
     http_version: str | None = None  # None: as for all targets
     concurrency: int | None = None  # requests at once; None: no ceiling
-    rate_per_minute: int | None = None  # likewise
+    rate_per_minute: int | None = None
     method: str = "POST"
     format: BodyFormat = BodyFormat.MESSAGE
     event_type: str = ""  # of CloudEvents (TGT-8)
-    event_source: str = ""  # likewise
+    event_source: str = ""
 
     @property
     def burst(self) -> int:

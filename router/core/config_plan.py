@@ -35,7 +35,7 @@ T = TypeVar("T", QueueConfig, PoolConfig, Schedule, TargetConfig)
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What a new configuration changes (CFG-6, CFG-7). Pairs are what was, and what will be."""
+    """The changes that a new configuration makes (CFG-6, CFG-7). Pairs are old and new."""
 
     start: tuple[QueueConfig, ...] = ()
     stop: tuple[QueueConfig, ...] = ()
@@ -79,7 +79,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 class CheckReport(Struct, frozen=True):
-    """What `config check` reports."""
+    """The report of `config check`."""
 
     problems: tuple[Problem, ...]
     lines: tuple[str, ...]
@@ -129,7 +129,7 @@ def unite(
 def limit_connections(
     config: RoutingConfig, most: int, running: RoutingConfig = NOTHING
 ) -> tuple[RoutingConfig, str]:
-    """Return a configuration with at most so many connections, and what that costs.
+    """Return a configuration within a limit of connections, and what that costs.
 
     Queues with many give up some first. If there are more queues than connections, those that run
     already are kept, then the first ones.
@@ -352,7 +352,9 @@ def _shown(value: object) -> str:
 
 
 def _shown_policy(policy: RetryPolicy) -> str:
-    attempts = "for ever" if policy.max_attempts is None else f"{policy.max_attempts} attempts"
+    attempts = (
+        "unlimited attempts" if policy.max_attempts is None else f"{policy.max_attempts} attempts"
+    )
     delays = "exponential"
     if policy.schedule is not None:
         delays = f"after {[float(delay) for delay in policy.schedule]} s"

@@ -89,7 +89,7 @@ class HostRule(Struct, frozen=True):
 
 class SigningKey(Struct, frozen=True):
     place: SecretPlace
-    until: float | None = None  # Unix seconds; None: for ever
+    until: float | None = None  # Unix seconds; None: without end
 
 
 class Credential(Struct, frozen=True, kw_only=True):
@@ -397,7 +397,7 @@ def _address_of(host: str) -> IPv4Address | IPv6Address | None:
 
 
 class Token(Struct, frozen=True):
-    """An access token, for so many seconds."""
+    """An access token and its lifetime in seconds."""
 
     value: str
     life: float

@@ -1,4 +1,4 @@
-"""What is stored of a message that leaves its queue without having been accepted (DLQ-1)."""
+"""The record of a message that leaves its queue without having been accepted (DLQ-1)."""
 
 from enum import Enum
 
@@ -31,7 +31,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
     requests: int  # POSTs
     first_seen: float
     dead_at: float
-    body: bytes  # as it came: holds tokens and secrets, and is shown to nobody
+    body: bytes  # as it came: holds tokens and secrets, and is never shown
 
 
 class KeptLetter(Struct, frozen=True):

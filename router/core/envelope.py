@@ -52,7 +52,7 @@ _Id = Annotated[str, Meta(min_length=1, max_length=512)]
 
 
 class _BrokenCommand(Struct):
-    """What is read of a command that makes no message."""
+    """The readable part of a command that makes no message."""
 
     command_id: _Id
     command_type: Raw
@@ -61,7 +61,7 @@ class _BrokenCommand(Struct):
 
 
 class _Asker(Struct, rename="camel"):
-    """What is read of a malformed message."""
+    """The readable part of a malformed message."""
 
     id: _Id
     reply_to: Name

@@ -35,7 +35,7 @@ def take_ahead(config: PoolConfig, mean_seconds: float | None) -> int:
 
 
 def possible_rate(config: PoolConfig, mean_seconds: float) -> float:
-    """Return how many messages a pool can deliver in a second if they take so long each."""
+    """Return how many messages a pool can deliver in a second if each takes this long."""
     rate = config.concurrency / max(mean_seconds, 0.001)
     return rate if config.rate_per_minute is None else min(rate, config.rate_per_minute / 60)
 

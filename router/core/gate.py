@@ -27,12 +27,12 @@ BUDGET_FREE: Final = 3  # that are always allowed
 
 
 class Gate(Struct, frozen=True):
-    """What is known of one target origin. Times are those of the caller's clock."""
+    """The gate of one target origin. Times are those of the caller's clock."""
 
     limit: float = math.inf  # requests at once
     climb_to: float = math.inf  # up to here +1 for each answer, beyond +1 for each round of answers
-    refused_at: float = math.inf  # so many at once were too many
-    cut_from: float = math.inf  # so many were open when the limit was cut
+    refused_at: float = math.inf  # this many at once were too many
+    cut_from: float = math.inf  # this many were open when the limit was cut
     cut_at: float = -math.inf
     probe_at: float = -math.inf  # from then on the limit may reach `refused_at` again
     hold: float = FIRST_HOLD_SECONDS
@@ -43,7 +43,7 @@ UNLIMITED: Final = Gate()
 
 
 def may_send(gate: Gate, now: float, open_: int) -> bool:
-    """Return whether one more request may start while so many are open."""
+    """Return whether one more request may start beside those that are open."""
     return now >= gate.closed_until and open_ < gate.limit
 
 

@@ -1,4 +1,4 @@
-"""What happens to a message: one hand-over by its broker at a time, and what it waits for.
+"""The history of a message: one hand-over by its broker at a time, and what it waits for.
 
 There is one vocabulary for waiting: metrics count messages by `WaitReason`, the dashboard shows
 that of a group, and `explain` puts it into a sentence.

@@ -1,4 +1,4 @@
-"""How long a router may act on its queues: for ever, or while it has the leader lock (CFG-9)."""
+"""How long a router may act on its queues: always, or while it has the leader lock (CFG-9)."""
 
 from collections.abc import Callable
 from typing import Final
@@ -10,7 +10,7 @@ LONG_AGO: Final = float("-inf")
 class Leadership:
     """Checked before every request and every settlement.
 
-    The clock ends it, nobody's call: a process that was stopped for a while finds out at the first
+    The clock ends it, not a call: a process that was stopped for a while finds out at the first
     check. So the clock must not be one that an event loop reads once per turn.
     """
 

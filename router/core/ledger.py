@@ -85,7 +85,7 @@ class Failing(OrderedDict[MessageKey, FailingSince]):
 
 
 class Tallies(OrderedDict[MessageKey, Tally]):
-    """What was tried of messages whose broker cannot keep it (WQ-5).
+    """The attempts at messages whose broker cannot record them (WQ-5).
 
     Forgotten by a restart, and the oldest when there are too many: never counted too high.
     """

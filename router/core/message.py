@@ -45,7 +45,7 @@ class Malformed(ValueError):
 
 
 class Mode(Enum):
-    """What a failure means for the messages behind it in the same group (POOL-7)."""
+    """The effect of a failure on the messages behind it in the same group (POOL-7)."""
 
     BLOCK_ON_ERROR = "BLOCK_ON_ERROR"  # in order, a failure holds back its batch's group
     NEXT_ON_ERROR = "NEXT_ON_ERROR"  # in order, a failure is passed over
@@ -56,7 +56,7 @@ _MODES: Final = {mode.value: mode for mode in Mode}
 
 
 class Tally(Struct, frozen=True, gc=False):
-    """What has been tried so far, as far as anyone remembers."""
+    """The attempts so far, as far as they are recorded."""
 
     failures: int = 0  # deliveries that ended in a real failure (WQ-5)
     requests: int = 0  # sent, of whatever outcome
@@ -66,7 +66,7 @@ UNTRIED: Final = Tally()
 
 
 class Source(Struct, frozen=True, eq=False, omit_defaults=True):
-    """What the broker of a raw queue says of a message besides its body (RAW-2).
+    """The facts that the broker of a raw queue gives besides the body (RAW-2).
 
     All that its publisher said, so that a replay can say it again.
     """
@@ -77,7 +77,7 @@ class Source(Struct, frozen=True, eq=False, omit_defaults=True):
     group: str | None = None
     subject: str | None = None
     content_type: str | None = None
-    token: str | None = None  # new at every hand-over, of a message that nobody has named
+    token: str | None = None  # new at every hand-over, of a message without an id
 
 
 class ReceivedMessage(Struct, frozen=True):
@@ -93,7 +93,7 @@ class ReceivedMessage(Struct, frozen=True):
     parent: Span | None = None  # what published it, if it says so
     claimed_id: str | None = None  # what its publisher calls it: no proof of sameness (ID-1)
     flaw: str | None = None  # why the adapter could make no message of it; None: not known yet
-    # Unix seconds: its first publication, whatever copies were made of it. None: nobody says when.
+    # Unix seconds: its first publication, whatever copies were made of it. None: unknown.
     # Work queues look it up only for a queue with `maxAgeSeconds`: it costs a read of its own.
     published_at: float | None = None
     source: Source | None = None  # of a raw queue; None: of any other
@@ -111,7 +111,7 @@ _LOCAL_TARGETS: Final = (f"{PROCESS}:", f"{HANDLER}:")
 
 
 class Origin(Struct, frozen=True, gc=False):
-    """What a command bus says of a command beside its data (CMD-7)."""
+    """The facts that a command bus gives about a command besides its data (CMD-7)."""
 
     type: str
     domain: str | None = None
@@ -166,7 +166,7 @@ class Message(
     delay_seconds: Annotated[float, Meta(ge=0, le=YEAR_SECONDS)] | None = None
     priority: Annotated[int, Meta(ge=0, le=HIGHEST_PRIORITY)] | None = None  # CMD-6
     dedup_key: Name | None = None  # for publishing alone (WQ-1)
-    dedup: Literal["id", "content"] | None = None  # likewise
+    dedup: Literal["id", "content"] | None = None
     then: Raw = _NOTHING  # what follows a success: a message or a list of them (CMD-11)
     pass_result: bool | None = None  # of a step: its payload gets the result as `previous`
     headers: dict[str, str] | None = None  # of its requests (MSG-1)
@@ -181,7 +181,7 @@ class Message(
 
     @property
     def origin(self) -> Origin | None:
-        """What the bus says of it, if it came as a command of one."""
+        """The facts that the bus gives, if it came as a command of one."""
         return None
 
     @property
@@ -255,7 +255,7 @@ class _KnownStep(_Step, kw_only=True, gc=False, forbid_unknown_fields=True):
 
 
 class _KnownMessage(_KnownStep, kw_only=True, gc=False):
-    """What a publisher may write: `batchId`, too, if it is null."""
+    """The fields that a publisher may write: `batchId`, too, if it is null."""
 
     batch_id: None = field(default=None, name="batchId")
 

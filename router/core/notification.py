@@ -29,7 +29,7 @@ class Subject(Struct, frozen=True):
 
 
 class StateChange(Struct, frozen=True):
-    """What happened to a subject since the last notification. Times are Unix seconds."""
+    """The news of one subject since the last notification. Times are Unix seconds."""
 
     subject: Subject
     at: float  # of the latest thing that happened
@@ -65,7 +65,7 @@ class Digest(Struct, frozen=True, kw_only=True):
 
 
 class PendingDigest:
-    """What the next notification will report. Bounded, and cheap to call: routing does."""
+    """The contents of the next notification. Bounded, and cheap to call: routing does."""
 
     def __init__(self, least: Severity) -> None:
         self.dropped = 0

@@ -87,13 +87,13 @@ class Cause(Enum):
     UNFORESEEN = auto()
     NO_OUTCOME = auto()  # a bug: the mediator returned nothing
     TASK_FAILED = auto()  # a process or a handler on this machine (CMD-8, CMD-9)
-    TASK_TIMEOUT = auto()  # likewise: it was ended
+    TASK_TIMEOUT = auto()  # it took too long, and was ended
     NOT_STARTED = auto()  # there is no process for it
     NO_HANDLER = auto()  # this worker has none of that type
 
 
 class Disposition(Enum):
-    """What is done with a message."""
+    """The possible ends of a hand-over."""
 
     ACK = auto()  # remove it from its queue
     RETRY = auto()  # NACK it: its broker hands it out again later
@@ -109,7 +109,7 @@ class Fault(StrEnum):
 
 
 class About(Enum):
-    """What a warning begins with."""
+    """The first words of a warning."""
 
     ORIGIN = auto()  # of the target
     URL = auto()  # of the target, masked
@@ -137,7 +137,7 @@ class Rule(Struct, frozen=True):
     # Good or bad for the target's circuit; None: neither. Bad answers count in a row, missing ones
     # in the window (MED-4).
     breaker: bool | None = True
-    fault: Fault | None = None  # None: nobody's, or the message's
+    fault: Fault | None = None  # None: no one's, or the message's
     warning: tuple[Code, Severity] | None = None
     about: About = About.ORIGIN
 

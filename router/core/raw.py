@@ -43,7 +43,7 @@ class BadPointer(ValueError):
 
 
 class Fact(Enum):
-    """What a broker knows of a message."""
+    """The facts that a broker knows of a message."""
 
     ID = "id"
     GROUP = "group"
@@ -156,7 +156,7 @@ class RawRoute(Struct, frozen=True, kw_only=True):
     target: str
     pool: str | None = None
     id: Lookup | None = None  # None: the broker's
-    group: Value | None = None  # likewise
+    group: Value | None = None
     headers: tuple[tuple[str, Value], ...] = ()
     content_type: Value | None = None  # None: as the message says
     reads_reply: bool = False  # the target speaks the router's protocol
@@ -190,7 +190,7 @@ def read_raw(route: RawRoute | None, received: ReceivedMessage) -> RawMessage:
 
 
 class _Reading:
-    """What can be found in one message."""
+    """The values that can be found in one message."""
 
     def __init__(self, received: ReceivedMessage, source: Source) -> None:
         self._received = received
@@ -198,7 +198,7 @@ class _Reading:
 
     @property
     def own_id(self) -> str:
-        """What its publisher or its broker calls it, the same for all copies; else its digest."""
+        """The id its publisher or broker gave it, the same for all copies; else its digest."""
         received = self._received
         named = received.claimed_id or received.broker_id
         is_usable = named and len(named) <= MAX_VALUE_CHARACTERS and not CONTROL.search(named)

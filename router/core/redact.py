@@ -33,7 +33,7 @@ _ESCAPE: Final = re.compile(
     rb"|\\u[0-9a-fA-F]{4}|\\[^u]",
     re.DOTALL,
 )
-_TELLING_CHARACTERS: Final = 4  # so many characters of a cut-off secret are too many
+_TELLING_CHARACTERS: Final = 4  # this many characters of a cut-off secret are too many
 _READ_FOR_ONE: Final = 16  # bytes that are read for each one that is shown: masks are short
 
 
@@ -76,7 +76,7 @@ def without_secrets(letter: DeadLetter) -> DeadLetter:
 
 
 def masked_start(text: str, message: Message, most: int) -> str:
-    """Return the start of what a target said, without secrets: at most so many bytes.
+    """Return the start of what a target said, without secrets, within a limit of bytes.
 
     Little more is read than is shown. A target may say 1 MB, and secrets may be all of it.
     """
@@ -89,7 +89,7 @@ def masked_start(text: str, message: Message, most: int) -> str:
 
 
 def mask_sent_secrets(content: bytes, message: Message) -> bytes:
-    """Mask what was sent to a target and nobody else may see, in what it answered."""
+    """Mask, in a target's answer, secrets that were sent to it and no one else may see."""
     query = message.target.partition("#")[0].partition("?")[2]
     headers = () if message.headers is None else message.headers.values()
     for secret in (

@@ -1,4 +1,4 @@
-"""What of a dead letter is published when it is replayed (DLQ-2)."""
+"""The message that is published when a dead letter is replayed (DLQ-2)."""
 
 from typing import Final
 
@@ -41,7 +41,7 @@ class TargetChange(Struct, frozen=True):
 
 
 def replayed_body(body: bytes, target: str, change: TargetChange | None = None) -> bytes:
-    """Return the message as it is published anew: byte for byte, unless something has to change."""
+    """Return the message to publish again: byte for byte, unless something has to change."""
     new = None if change is None else change.of(target)
     fields = _fields.decode(body)
     left_out = [*_LEFT_OUT]

@@ -42,10 +42,10 @@ MAX_SPREAD: Final = 1.1
 MIN_DEFERRAL_SECONDS: Final = 10.0
 MAX_DEFERRAL_SECONDS: Final = 60.0
 MAX_IDLE_DEFERRAL_SECONDS: Final = 300.0  # of a pool that has delivered nothing for a minute
-MAX_FAILURES: Final = 50  # without a retry policy: a message is given up after so many …
-MAX_FAILING_SECONDS: Final = 24 * 3600.0  # … but not within so many seconds (WQ-15)
+MAX_FAILURES: Final = 50  # without a retry policy: a message is given up after this many …
+MAX_FAILING_SECONDS: Final = 24 * 3600.0  # … but not within this time (WQ-15)
 MAX_REFUSALS: Final = 10  # a message whose end is refused so often is given up …
-REFUSED_SECONDS: Final = 300.0  # … but not within so many seconds
+REFUSED_SECONDS: Final = 300.0  # … but not within this time
 _FIRST_BACKOFF_SECONDS: Final = 0.5
 _MAX_BACKOFF_SECONDS: Final = 30.0
 _DOUBLINGS: Final = 6  # 0.5 · 2^6 exceeds the longest delay: no need to count further
@@ -57,7 +57,7 @@ class ReturnReason(Enum):
     FAILED = auto()  # its delivery failed
     PUT_OFF = auto()  # its target wants it later, or its circuit is open
     NOT_SENT = auto()  # the router could not send it
-    OVERLOADED = auto()  # likewise, for want of a resource that is free again soon
+    OVERLOADED = auto()  # for want of a resource that is free again soon
     BEHIND = auto()  # it is behind such a message in its group
     CRASHED = auto()  # a bug of the router was met
     NOT_STORED = auto()  # it is to be a dead letter, and the store does not take it
@@ -163,7 +163,7 @@ def clamp_delay(seconds: float) -> float:
 def deferral_seconds(
     ahead: int, per_second: float, *, is_idle: bool, least: float = MIN_DEFERRAL_SECONDS
 ) -> float:
-    """Return for how long a message goes back that has so many deferred ones before it (ROUTE-5).
+    """Return the delay of a message that has this many deferred ones before it (ROUTE-5).
 
     That is until its turn by the rate of its pool. `is_idle`: the pool has delivered nothing for a
     minute. A pool that has just begun says nothing about its rate yet.
@@ -221,7 +221,7 @@ def retry_delay(policy: RetryPolicy, failures: int, jitter: Jitter) -> float:
 
 
 def reconnect_delays(jitter: Jitter) -> Iterator[float]:
-    """Yield delays for ever, exponential with full jitter: up to 0.5 s, 1 s, 2 s … 30 s (BRK-6)."""
+    """Yield endless delays, exponential with full jitter: up to 0.5 s, 1 s, 2 s … 30 s (BRK-6)."""
     return (_exponential(n, jitter) for n in count())
 
 

@@ -13,7 +13,7 @@ PORTION_SECONDS: Final = 0.1  # of a rate: what a router reserves at once
 
 
 class RateTerms(Struct, frozen=True):
-    """What a shared rate limit is about."""
+    """The subject of a shared rate limit."""
 
     interval: float  # seconds from one slot to the next
     burst: int  # slots at once, after a pause
@@ -71,7 +71,7 @@ class RateShare(Struct, frozen=True):
 
 
 def divided(config: RoutingConfig, routers: int, *, rates: bool) -> RoutingConfig:
-    """Return the share of one of so many routers: each limit by their number, at least 1.
+    """Return the share of one of several routers: each limit by their number, at least 1.
 
     `rates`: those of pools, too. Without, they are shared in another way.
     """

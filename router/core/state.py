@@ -49,7 +49,7 @@ class ConsumerState(Struct, frozen=True, kw_only=True):
     healthy: bool  # also while it reconnects or is held back by full pools
     restarts: int = 0
     since_poll: float | None = None  # seconds; None: the broker has not answered yet
-    last_poll: float | None = None  # Unix seconds, likewise
+    last_poll: float | None = None  # Unix seconds
 
 
 class QueueState(Struct, frozen=True, kw_only=True, dict=True):
@@ -59,7 +59,7 @@ class QueueState(Struct, frozen=True, kw_only=True, dict=True):
     uptime: float = 0.0
     stopping: bool = False
     waiting: int | None = None  # in the broker; None: it does not say
-    handed_out: int | None = None  # by the broker and not settled; likewise
+    handed_out: int | None = None  # by the broker and not settled
     unknown_pools: int = 0  # messages that named a pool that does not exist
     unknown_fields: int = 0  # messages with fields that were ignored
     since_poll: float = 0.0  # seconds, of the connection that is silent for longest
@@ -68,7 +68,7 @@ class QueueState(Struct, frozen=True, kw_only=True, dict=True):
     healthy: bool = True
     restarts: int = 0
     held: int = 0  # by the router, because their pools are full
-    deferred: int = 0  # in the broker, likewise
+    deferred: int = 0  # in the broker
     look_ahead_used_up: bool = False  # messages of other pools wait behind those of a full one
     stored: int | None = None  # messages in its order store; None: it has none (ORD-4)
     stored_bytes: int = 0  # of their bodies
@@ -226,7 +226,7 @@ class TargetState(Struct, frozen=True, kw_only=True):
 
 
 class CredentialState(Struct, frozen=True, kw_only=True):
-    """What is known of the router's credentials for some targets. Never a secret (TGT-6)."""
+    """The state of the router's credentials for some targets. Never a secret (TGT-6)."""
 
     name: str
     type: str
@@ -251,7 +251,7 @@ class LeaseState(Struct, frozen=True, kw_only=True):
 
     queue: str
     phase: str  # WAITING, HELD or DRAINING
-    holder: str | None  # None: nobody, as far as is known
+    holder: str | None  # None: none, as far as is known
     fence: int  # grows with every new holder
     last_refresh: float | None = None  # Unix seconds
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 from router.core.outcome import Metric
 
 MINUTE_SECONDS: Final = 60.0
-MAX_COUNTED_ORIGINS: Final = 100  # a label with more values makes every scrape expensive, for ever
+MAX_COUNTED_ORIGINS: Final = 100  # a label with more values makes every later scrape expensive
 COUNTED_SECONDS: Final = 3600.0  # how long an idle origin keeps a count of its own
 OTHERS: Final = "(others)"
 _INTEGERS: Final = "q"  # of 8 bytes each: the notes of ten thousand pools are millions of them
@@ -71,12 +71,12 @@ class RollingTotals:
         return self.totals
 
     def growth(self, minutes: int, now: float) -> Sequence[int]:
-        """Return how much each total grew in so many minutes, the current one included."""
+        """Return how much each total grew in the last minutes, the current one included."""
         before = self.as_of(minutes, now)
         return [total - earlier for total, earlier in zip(self.totals, before, strict=True)]
 
     def as_of(self, minutes: int, now: float) -> Sequence[int]:
-        """Return the totals at the start of the first of so many minutes."""
+        """Return the totals at the start of the first of the last minutes."""
         first = int(now // MINUTE_SECONDS) - minutes + 1
         if not self._notes or self._notes[-1][0] < first:
             return self.totals  # nothing has changed since
@@ -84,7 +84,7 @@ class RollingTotals:
 
 
 def covered(minutes: int, now: float) -> float:
-    """Return the seconds in so many minutes; of the current minute only what has passed."""
+    """Return the seconds in the last minutes; of the current minute only what has passed."""
     return (minutes - 1) * MINUTE_SECONDS + now % MINUTE_SECONDS
 
 
@@ -123,7 +123,7 @@ class Latency(Struct, frozen=True, kw_only=True):
 
 
 class PoolPeriod(Struct, frozen=True, kw_only=True):
-    """What a pool did in a period."""
+    """The counts of a pool over a period."""
 
     succeeded: int = 0
     failed: int = 0
@@ -210,13 +210,13 @@ class Deliveries(Outcomes):
         super().__init__(_POOL_TOTALS)
 
     def time(self, seconds: float, now: float) -> None:
-        """Count one request that took so long."""
+        """Count one request, by how long it took."""
         totals = self.at(now)
         totals[_TIME] += int(seconds * _MICROSECONDS)
         totals[_FIRST_BUCKET + bucket_of(seconds)] += 1
 
     def per_second(self, minutes: int, now: float, since: float) -> float:
-        """Return how many deliveries ended in a second, by so many minutes, or since a start."""
+        """Return how many deliveries ended in a second, over some minutes or since a start."""
         grown = self.growth(minutes, now)
         seconds = min(covered(minutes, now), max(now - since, 1.0))
         return (grown[_SUCCEEDED] + grown[_FAILED] + grown[_TRANSIENT]) / seconds
@@ -274,10 +274,10 @@ def _rate(successes: int, failures: int) -> float:
 
 
 class OriginCounts:
-    """What happened with targets, by origin and by further labels. The counts only grow.
+    """Counts of what happened at targets, by origin and by further labels. They only grow.
 
     The first hundred origins have counts of their own. What is idle for an hour joins the others,
-    so that messages with made-up targets do not take these places for ever.
+    so that messages with made-up targets do not take these places for good.
     """
 
     def __init__(self) -> None:

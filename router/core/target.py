@@ -72,7 +72,7 @@ class Target(Struct, frozen=True):
 
     @property
     def origin(self) -> str:
-        """What its messages have in common: the name of the circuit breaker of a URL."""
+        """The name of the circuit breaker of a URL, shared by its messages."""
         if self.is_local:
             return f"{self.scheme}:{self.host}"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -121,7 +121,7 @@ def origin_of(url: str) -> str:
 
 
 class TargetPolicy(Struct, frozen=True):
-    """What operators allow; some targets are refused whatever they allow."""
+    """The targets that operators allow; some are refused all the same."""
 
     allowed_hosts: tuple[str, ...] = ()  # patterns such as *.example.com; none: any host
     block_private: bool = False  # loopback and private networks too

@@ -37,7 +37,7 @@ class SentRequest(Struct, frozen=True):
 
 
 class Trial(Struct, frozen=True, kw_only=True):
-    """What became of it. A 401 may have led to a second request (TGT-5)."""
+    """Its result. A 401 may have led to a second request (TGT-5)."""
 
     id: str
     url: str  # masked
@@ -49,5 +49,5 @@ class Trial(Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> str:
-        """What would be done with a message."""
+        """The decision that a message would get."""
         return VERDICTS[self.outcome.rule.disposition]

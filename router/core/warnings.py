@@ -79,7 +79,7 @@ class Notice(Struct, frozen=True, kw_only=True):
 
 
 class WarningSummary(Struct, frozen=True):
-    """What health is judged from. Acknowledged warnings do not count."""
+    """The warnings that health is judged by. Acknowledged ones do not count."""
 
     active: Mapping[Severity, int]
     fresh_critical: int  # raised within the last 30 minutes

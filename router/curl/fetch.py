@@ -33,7 +33,7 @@ class Fetched(Struct, frozen=True):
 
 
 async def fetch(url: str, headers: list[str], *, max_bytes: int, timeout: float) -> Fetched:
-    """Fetch a URL. Raises FetchFailed, and TimeoutError after so many seconds in all."""
+    """Fetch a URL. Raises FetchFailed, and TimeoutError after the time limit for all of it."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Fetched | str] = loop.create_future()
 
@@ -52,7 +52,7 @@ async def fetch(url: str, headers: list[str], *, max_bytes: int, timeout: float)
             )
         except Exception as error:  # noqa: BLE001 - the caller must get it, whatever it is
             result = f"no usable answer: {type(error).__name__}"
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
+        with suppress(RuntimeError):  # the loop is closed, so no caller waits
             loop.call_soon_threadsafe(settle, result)
 
     try:

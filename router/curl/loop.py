@@ -34,7 +34,7 @@ from router.curl.resolver import (
 from router.curl.sockets import watch_sockets
 
 KEEP_ALIVE_SECONDS: Final = 60  # TCP probes keep a 15-minute delivery alive behind a NAT
-OVERRULED: Final = "not sent: this router is not the primary any more"
+OVERRULED: Final = "not sent: this router is no longer the primary"
 NO_DESCRIPTORS: Final = "not sent: the router has no file descriptor left (see ulimit -n)"
 FAULT_IS_HERE: Final = "the fault is here"
 NO_NAMES: Final = NoReply(Cause.NO_NAMES, f"{FAULT_IS_HERE}: no name can be resolved")
@@ -92,7 +92,7 @@ _OK: Final[int] = pycurl.PREREQFUNC_OK
 _ABORT: Final[int] = pycurl.PREREQFUNC_ABORT
 
 _NONE_LEFT: Final = {errno.EMFILE, errno.ENFILE}
-_GIVEN_UP: Final = NoReply(Cause.UNFORESEEN)  # by the caller: nobody reads it
+_GIVEN_UP: Final = NoReply(Cause.UNFORESEEN)  # by the caller: it is not read
 
 Headers = Sequence[str | bytes]  # whole lines; bytes cost less
 RefuseAddress = Callable[[str, int], str | None]  # ip, port → why not, or None
@@ -146,7 +146,7 @@ class Channel:
         self.idle: list[_Transfer] = []
 
     def timings(self) -> Timings:
-        """Return how long the last request took, if nobody else uses the channel."""
+        """Return how long the last request took, if no other request uses the channel."""
         if not self.idle:  # it was not sent
             return Timings()
         get = self.idle[-1].easy.getinfo
@@ -171,7 +171,7 @@ class CurlLoop:
         look_up: LookUp = system_look_up,
     ) -> None:
         self._options = options
-        self._leadership = leadership  # None: requests may be sent for ever
+        self._leadership = leadership  # None: requests may always be sent
         self._look_up = look_up
         proxy = options.proxy or ""
         # Most proxies look up the target's name themselves.
@@ -266,7 +266,7 @@ class CurlLoop:
         try:
             return await done
         finally:
-            if transfer.done is done:  # cancelled, and nobody else's yet
+            if transfer.done is done:  # cancelled, and not yet reused
                 self._finish(transfer, _GIVEN_UP)
                 self._set_alarm()  # another request may have waited for its connection
 
@@ -394,7 +394,7 @@ class _Transfer:
         try:
             # What repeats is not set again: each option costs as much as the rest of this function.
             if timeout != self._timeout:
-                self._setopt(pycurl.TIMEOUT_MS, max(round(timeout * 1000), 1))  # 0: for ever
+                self._setopt(pycurl.TIMEOUT_MS, max(round(timeout * 1000), 1))  # 0: no limit
                 self._timeout = timeout
             if url != self._url:
                 self._setopt(pycurl.URL, url)

@@ -23,7 +23,7 @@ MAX_LOOK_UPS: Final = 256  # at a time, each in a thread
 RESERVED_LOOK_UPS: Final = 64  # of them for names that were found before
 MAX_KEPT_NAMES: Final = 10_000
 BLAME_SECONDS: Final = 10.0  # until it is clear whose fault failed look-ups are
-BLAME_HOSTS: Final = 3  # so many fail within that time: the name server does not work
+BLAME_HOSTS: Final = 3  # if this many fail within that time, the name server does not work
 FORGET_SECONDS: Final = 60.0  # after the last failed look-up of a name
 
 LookUp = Callable[[str], Sequence[str]]  # blocks; raises OSError or UnicodeError
@@ -34,10 +34,10 @@ _SAID_OF_NAME: Final = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA
 
 
 class Blame(Enum):
-    """What is wrong when a name is not found."""
+    """The causes for which a name is not found."""
 
-    NAME = auto()  # it has no address, or nobody answers for it alone
-    NAME_SERVER = auto()  # nobody answers for several names
+    NAME = auto()  # it has no address, or there is no answer for it alone
+    NAME_SERVER = auto()  # there is no answer for several names
     UNKNOWN = auto()  # that has only just begun
 
 
@@ -149,7 +149,7 @@ class Resolver:
             result = Unresolved(f"Could not resolve host: {host} (no host name)")
         except Exception as error:  # noqa: BLE001 - the caller must get it, whatever it is
             result = Unresolved(f"Could not resolve host: {host} ({error!r})")
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
+        with suppress(RuntimeError):  # the loop is closed, so no caller waits
             self._loop.call_soon_threadsafe(self._done, host, result)
 
     def _done(self, host: str, result: Sequence[str] | Unresolved) -> None:

@@ -36,7 +36,7 @@ class TickStore(Protocol):
 
 
 class QueuePort(Protocol):
-    """What the beat needs of publishing."""
+    """The part of publishing that the beat needs."""
 
     def queue_named(self, name: str) -> QueueConfig: ...
 
@@ -52,7 +52,7 @@ class ScheduleState(Struct, frozen=True):
 
 
 class _Run(Struct):
-    """What is known of one schedule. Times are Unix seconds."""
+    """The state of one schedule. Times are Unix seconds."""
 
     last: int | None = None  # the last tick that was published, or seen to pass
     due: float = 0.0  # when to look at it again, so as not to ask cron

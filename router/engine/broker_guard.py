@@ -49,7 +49,7 @@ class GuardedBroker:
 
     @property
     def advice(self) -> str | None:
-        """What to change at the broker. It may show only once messages have come."""
+        """Advice on what to change at the broker. Some of it shows only once messages have come."""
         return self._broker.traits.advice
 
     async def receive(
@@ -146,7 +146,7 @@ class GuardedBroker:
             self._on_break()
 
     def abort(self) -> None:
-        """Cut the calls under way, but for a receive: nobody can wait for them any longer."""
+        """Cut the calls under way, but for a receive: there is no time left to wait for them."""
         now = asyncio.get_running_loop().time()
         for call in self._calls:
             if not call.expired():  # else it ends by itself at the next turn of the loop
@@ -156,7 +156,7 @@ class GuardedBroker:
     async def _bounded(self, verb: str) -> AsyncIterator[None]:
         with self._watched(verb):
             if self._leadership.is_over:
-                raise BrokerError("this router is not the primary any more")
+                raise BrokerError("this router is no longer the primary")
             async with asyncio.timeout(CALL_TIMEOUT_SECONDS) as call:
                 self._calls[call] = None
                 try:

@@ -22,7 +22,7 @@ BACKLOG_MESSAGES: Final = 1000
 GROWTH_MESSAGES: Final = 100  # between two measurements
 GROWTHS_IN_A_ROW: Final = 3
 NEARLY_FULL_SHARE: Final = 0.8  # of a limit
-DOWN_SECONDS: Final = 900.0  # a target whose circuit was not closed for so long is down
+DOWN_SECONDS: Final = 900.0  # a target whose circuit has not closed for this long is down
 
 
 class Chores:

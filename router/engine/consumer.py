@@ -40,7 +40,7 @@ class PollHealth:
         self.is_selective = False  # it does not ask for full pools: their messages may be due
         self.waited_until = now
         self.last_message = now  # or the start
-        self._due_since: float | None = None  # its queue has messages that nobody fetches
+        self._due_since: float | None = None  # its queue has messages that are not fetched
 
     def note_depth(self, depth: Depth, now: float) -> None:
         """Note the depth. Only messages that are due show that a receiver misses some (OPS-3)."""
@@ -280,7 +280,7 @@ class Receiver:
         self.health.waited_until = self._now()
 
     async def _back_off(self, seconds: float | None = None) -> None:
-        """Wait for so long, or longer each time until the broker answers (BRK-6)."""
+        """Wait as told, or longer each time until the broker answers (BRK-6)."""
         self._delays = self._delays or reconnect_delays(self._deps.jitter)
         deadline = self._now() + (next(self._delays) if seconds is None else seconds)
         while not self._is_done and (left := deadline - self._now()) > 0:
@@ -328,7 +328,7 @@ class QueueConsumer:
 
     @property
     def stored_by(self) -> QueueOrder | None:
-        """What stores its groups; None: its broker holds groups, or they are never stored."""
+        """The store of its groups; None: its broker holds groups, or they are never stored."""
         return self.connections[0].settler.order
 
     def start(self) -> None:
@@ -346,13 +346,13 @@ class QueueConsumer:
             receiver.abort_overdue(now)
 
     def abort(self) -> None:
-        """Cut the calls that settle: this router may not settle any more."""
+        """Cut the calls that settle: this router may no longer settle."""
         for receiver in self.receivers:
             receiver.settler.abort()
 
     @property
     def held(self) -> list[Job]:
-        """What it has received and not settled."""
+        """The messages it has received and not settled."""
         return [job for receiver in self.receivers for job in receiver.settler.held]
 
     async def until_settled(self) -> None:

@@ -1,4 +1,4 @@
-"""What operators may change while the router runs."""
+"""Changes that operators may make while the router runs."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from router.ports import Unknown
 
 
 class PoolSetting(Struct, frozen=True, kw_only=True):
-    """What is left out stays as it is."""
+    """A field that is left out stays as it is."""
 
     concurrency: int | None = None
     rate_per_minute: int | UnsetType | None = UNSET  # None: no limit

@@ -317,7 +317,7 @@ class DeliveryRunner:
             self._warn(Code.GROUP_THREAD_RESTART, "the task of a group was restarted")
 
     async def _deliver(self, job: Job, task: asyncio.Task[None]) -> Outcome | None:
-        """Try up to three times. Return None if it may not be sent any more, or was aborted.
+        """Try up to three times. Return None if it may no longer be sent, or was aborted.
 
         Its pool has taken a place at its target for the first try.
         """

@@ -1,4 +1,4 @@
-"""What the engine is given by `main`, and shares among its parts."""
+"""The dependencies that `main` gives the engine, shared among its parts."""
 
 import asyncio
 from dataclasses import dataclass, field

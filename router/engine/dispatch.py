@@ -36,13 +36,13 @@ _Again = dict[tuple[str | None, str], Batch]  # of messages that came again, by 
 
 
 class Unroutable(Struct):
-    """What of a batch found no place in a pool."""
+    """The messages of a batch that found no place in a pool."""
 
     malformed: list[tuple[ReceivedMessage, str]] = field(default_factory=list)
     early: list[tuple[ReceivedMessage, float, Message]] = field(default_factory=list)  # seconds
     failed: list[ReceivedMessage] = field(default_factory=list)  # a bug was met
     behind: list[Job] = field(default_factory=list)  # an early one of its group; in order, tracked
-    refused: list[Job] = field(default_factory=list)  # no room; likewise
+    refused: list[Job] = field(default_factory=list)  # no room
 
     def __bool__(self) -> bool:
         return bool(self.malformed or self.early or self.failed or self.behind or self.refused)

@@ -58,7 +58,7 @@ OVERDUE_SECONDS: Final = 60.0  # a deferred message that is later than this went
 
 
 class Ask(Struct, frozen=True):
-    """What a consumer may ask its broker for."""
+    """How much a consumer may ask its broker for."""
 
     limit: int  # messages
     pools: PoolFilter | None = None  # None: of any pool
@@ -88,7 +88,7 @@ class Deferred(Struct, eq=False):
 
 
 class DeferredMessages:
-    """What went back because its pool was full, and has not found its place since."""
+    """Messages that went back because their pool was full, and have found no place since."""
 
     def __init__(self) -> None:
         self.by_pool: Counter[str] = Counter()  # those that are not due yet
@@ -98,7 +98,7 @@ class DeferredMessages:
         self._due: list[tuple[float, int, Deferred]] = []  # a heap
         self._late: deque[tuple[float, Deferred]] = deque()  # due, and expected to come back
         self._last: Counter[str] = Counter()  # numbers, by pool
-        self._gone: Counter[str] = Counter()  # how many have gone, likewise
+        self._gone: Counter[str] = Counter()  # how many have gone, by pool
         self._pushed = 0
 
     def ahead(self, job: Job) -> int:
@@ -199,9 +199,9 @@ class FlowControl:
         self._loop = asyncio.get_running_loop()
         self._most = min(queue.max_messages or MAX_BATCH_MESSAGES, MAX_BATCH_MESSAGES)
         self._brought: dict[str, float] = {}  # when last, by the pool that messages name
-        self._since: dict[str, float] = {}  # when first, likewise
+        self._since: dict[str, float] = {}  # when first, by pool
         self._noted: set[str] = set()  # those of the latest receive
-        self._lines: dict[str, deque[Job]] = {}  # what is held here, likewise, in order
+        self._lines: dict[str, deque[Job]] = {}  # what is held here, by pool, in order
         self._groups: Counter[tuple[str, str]] = Counter()  # of what is held, by pool and group
         self.deferred = DeferredMessages()
         self._search = Search()

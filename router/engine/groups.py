@@ -47,7 +47,7 @@ STORED_ELSEWHERE: Final = (
 )
 ASK_SECONDS: Final = 10.0  # for one question to one queue: operators wait for the answer
 IDS: Final = 100  # of the messages of a group that are listed
-NOT_HELD: Final = "no dead letter holds this group (any more)"
+NOT_HELD: Final = "no dead letter holds this group"
 
 
 class QueueGroup(Struct, frozen=True):
@@ -116,7 +116,7 @@ class GroupDesk:
         return await self._release(await self._held(queue, group))
 
     async def discard(self, queue: str, group: GroupKey) -> QueueGroup:
-        """Likewise, and delete its dead letter for good.
+        """Release a group, and delete its dead letter for good.
 
         The letter first: if the rest fails, it can be done again.
         """
@@ -213,7 +213,7 @@ class GroupDesk:
                 self._alerts.withdraw(Code.GROUP_HELD, source)
 
     async def _look_for_left(self) -> None:
-        """Warn of messages in stores whose queues are gone, or are not stored any more."""
+        """Warn of messages in stores whose queues are gone, or no longer store messages."""
         store, config = self._store, self._manager.applied
         if store is None or not store.exists():
             return

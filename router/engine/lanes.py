@@ -99,7 +99,7 @@ class Lane(Struct, eq=False):
 
     @property
     def has_head(self) -> bool:
-        """Whether the next one to serve waits for nobody in its group."""
+        """Whether the next one to serve waits for no other of its group."""
         return self.current is None and bool(self)
 
     def hold_back(self, job: Job) -> None:
@@ -172,7 +172,7 @@ class Flow(Struct, eq=False):
     # half after a minute keep their order in it, so nothing has to be aged.
     used: float = -math.inf
     turn: int = 0  # its latest place among the rivals; earlier ones are stale
-    is_crowded: bool = False  # so many wait that its pool has no room for more of them
+    is_crowded: bool = False  # its pool has no room for more of them
 
     @property
     def is_idle(self) -> bool:
@@ -303,7 +303,7 @@ class Lanes(dict[str | None, Lane]):
             heapify(self._heap)
 
     def _leave(self, flow: Flow) -> None:
-        """Take a flow out that does not wait any more. The last of the rivals has none."""
+        """Take out a flow that no longer waits. The last of the rivals has none."""
         del self.rivals[flow]
         flow.turn = 0
         if len(self.rivals) == 1:

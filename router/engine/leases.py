@@ -33,7 +33,7 @@ SOURCE: Final = "Leases"
 
 
 class Phase(Enum):
-    WAITING = "WAITING"  # another router has it, or nobody yet
+    WAITING = "WAITING"  # another router has it, or none yet
     HELD = "HELD"
     DRAINING = "DRAINING"  # it is given back once nothing of its queue is open
 
@@ -122,7 +122,7 @@ class QueueLeases:
         self._keep(self._taking)
 
     def stop(self) -> None:
-        """Take no lease any more; keep those that this router has: it is about to end."""
+        """Take no more leases; keep those that this router has: it is about to end."""
         if self._taking is not None:
             self._taking.cancel()
 
@@ -202,7 +202,7 @@ class QueueLeases:
         self._keep(self._tasks.create_task(draining, name=f"drain {lease.queue}"))
 
     async def _drain(self, lease: QueueLease, consumers: Sequence[QueueConsumer]) -> None:
-        """Give a lease back once nothing of its queue is held any more (open requests end)."""
+        """Give a lease back once nothing of its queue is held (open requests end)."""
         tenure = lease.tenure
         await self._ended(consumers)
         # Else it was lost meanwhile, and perhaps taken again.

@@ -1,4 +1,4 @@
-"""What limits a pool: its permits, one for each delivery at once, and its rate."""
+"""The limits of a pool: its permits, one for each delivery at once, and its rate."""
 
 import asyncio
 from collections import deque
@@ -29,7 +29,7 @@ class Permits:
 
     @property
     def is_free(self) -> bool:
-        """Whether one can be had now. Then nobody waits for one."""
+        """Whether one can be had now. Then no delivery waits for one."""
         return self.out < self.limit
 
     def may_be_kept(self) -> bool:
@@ -66,7 +66,7 @@ class Permits:
         self.on_free()
 
     def admit_all(self) -> None:
-        """Let everybody go on who waits: nothing will be sent any more."""
+        """Wake all who wait: nothing more will be sent."""
         while self.returning:
             self._admit()
 
@@ -83,7 +83,7 @@ class Permits:
 
 
 class RateConfig(Protocol):
-    """What a rate limit is made of: part of a pool's or a target's configuration, or a share."""
+    """The source of a rate limit: part of a pool's or a target's configuration, or a share."""
 
     @property
     def rate_per_minute(self) -> float | None: ...
@@ -120,7 +120,7 @@ class RateLimiter:
         self._changed.ring()
 
     async def pass_one(self, of: int = 1) -> None:  # noqa: ARG002  as SharedRate has it
-        """Wait until one more may be sent, and count it. `of`: so many could be sent now."""
+        """Wait until one more may be sent, and count it. `of`: how many could be sent now."""
         while (seconds := self.seconds_to_wait) > 0:
             await self._changed.wait(at_most=max(seconds, SHORTEST_WAIT_SECONDS))
         self.spend()

@@ -1,4 +1,4 @@
-"""What is published when a message ends: its reply and its next steps (CMD-3, CMD-11)."""
+"""Messages published when another ends: its reply and its next steps (CMD-3, CMD-11)."""
 
 import asyncio
 import logging

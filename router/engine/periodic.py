@@ -16,7 +16,7 @@ SPREAD_SHARE: Final = 0.1  # of a pause, either way (CFG-2)
 RESTART_SECONDS: Final = 1.0  # after a bug
 PAUSE_SECONDS: Final = 0.05
 PROBES: Final = 600  # in a period of half a minute
-STALL_SECONDS: Final = 0.25  # nothing may hold up the event loop for so long (OPS-7)
+STALL_SECONDS: Final = 0.25  # nothing may hold up the event loop for this long (OPS-7)
 
 
 async def every(seconds: float, chore: Chore, *, jitter: Jitter | None = None) -> None:

@@ -88,7 +88,7 @@ class ProcessPool:
 
     @property
     def queued(self) -> int:
-        """What counts against the capacity: all that has no open request (POOL-1)."""
+        """The jobs that count against the capacity: all without an open request (POOL-1)."""
         return self.held - len(self._requests)
 
     @property
@@ -596,7 +596,7 @@ class ProcessPool:
             self._on_room(self)
 
     def _close(self, lane: Lane) -> None:
-        """Drop a lane: the pool holds nothing of its group any more."""
+        """Drop a lane: the pool holds nothing more of its group."""
         if lane.group is not None:
             del self.lanes[lane.group]
         if lane.blocked:
@@ -674,7 +674,7 @@ class Pools(dict[str, ProcessPool]):
     def find(self, code: str) -> ProcessPool | None:
         """Return the pool of messages that name this code; None: there is none yet.
 
-        That is the draining one while it cannot take any more of its groups (CFG-6).
+        That is the draining one while it can take no more of its groups (CFG-6).
         """
         drained = self.draining.get(code)
         if drained is not None and not drained.has_room:
@@ -707,7 +707,7 @@ class Pools(dict[str, ProcessPool]):
         return self.get(DEFAULT_POOL) or self._create_default()
 
     def note_room(self, pool: ProcessPool) -> None:
-        """Note that a pool is full, or is not full any more."""
+        """Note that a pool is full, or is no longer full."""
         if pool.has_room:
             self._full.discard(pool)
             self._tell_watchers(pool)
@@ -754,7 +754,7 @@ class Workers:
         self.tasks.create_task(self._work(work), name="worker")
 
     def stop(self) -> None:
-        """Let nobody wait for work any more; what is started still runs."""
+        """Wake all who wait for work, to end; what is started still runs."""
         self._most_idle = 0
         idle, self._idle = self._idle, []
         for waiting in idle:

@@ -54,7 +54,7 @@ MAX_MESSAGES: Final = 1000  # in one call
 CHUNK_MESSAGES: Final = 100  # a queue takes these all or none
 PUBLISH_TIMEOUT_SECONDS: Final = 30.0
 MAX_BYTES_ON_LOOP: Final = 64 * 1024  # of payloads whose content makes a key: about 15 ms
-IDLE_TIMEOUT_SECONDS: Final = 60.0  # a connection that nobody used for so long is closed
+IDLE_TIMEOUT_SECONDS: Final = 60.0  # a connection that is unused for this long is closed
 
 
 class Rejected(Exception):
@@ -85,7 +85,7 @@ class BrokeOff(Exception):
 
 
 class Published(Struct, frozen=True):
-    """What became of the messages of one call."""
+    """The result of one call, for each of its messages."""
 
     ids: Sequence[str]  # of all of them, in their order
     duplicates: int  # of them, those that the queue had already, so that nothing was done (WQ-1)
@@ -100,7 +100,7 @@ RefuseUrl = Callable[[Target, QueueConfig], str | None]
 
 
 class PublishingRules(Struct, frozen=True):
-    """What holds for every message that is published: by the API, in a batch, or by `send`."""
+    """The rules for every message that is published: by the API, in a batch, or by `send`."""
 
     refuse_url: RefuseUrl
     has_reply_queue: Callable[[str], bool]
@@ -274,7 +274,7 @@ class QueuePublisher:
         if queue is None:
             return []
         key = f"reply-{fingerprint}-{outcome_of(ending)}"
-        # It has no target: nobody delivers it. Its id is near that of the message, because most are
+        # Without a target, it is not delivered. Its id is near the one of the message: most are
         # published in the order of their ids: a file then has fewer pages to write (10 µs less).
         reply = Message(id=f"{message.id}-reply", target="")
         return [OutgoingMessage(queue, Publication(reply, reply_body(message, ending), key))]
@@ -363,7 +363,7 @@ class _Parcel:
         self.confirmation: asyncio.Future[Sequence[Receipt]] = _future()
 
     def confirm(self, results: Sequence[Receipt]) -> None:
-        if not self.confirmation.done():  # else nobody waits any more
+        if not self.confirmation.done():  # else its caller has stopped waiting
             self.confirmation.set_result(results)
 
     def fail(self, error: Exception) -> None:

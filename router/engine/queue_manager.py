@@ -47,7 +47,7 @@ T = TypeVar("T")
 async def _in_slices(entries: Sequence[T], wanted: Callable[[], bool]) -> AsyncIterator[T]:
     """Let messages have their turn after each slice, because a document may name thousands.
 
-    If the router stops or gets another configuration meanwhile, the rest is not wanted any more.
+    If the router stops or gets another configuration meanwhile, the rest is no longer wanted.
     """
     for number, entry in enumerate(entries, start=1):
         if number % SLICE_ENTRIES == 0:
@@ -163,7 +163,7 @@ class QueueManager:
 
     @property
     def running(self) -> RoutingConfig:
-        """What runs now: after a change by hand, or a stop, not what was applied."""
+        """The configuration as it runs now, with changes by hand and stops applied to it."""
         queues = tuple(consumer.queue for consumer in self.consumers.values())
         pools = tuple(pool.config for pool in self.pools.values())
         return replace(self.applied, queues=queues, pools=pools)
@@ -198,14 +198,14 @@ class QueueManager:
         self._workers.stop()
 
     async def until_settled(self) -> None:
-        """Wait, once stopped, until nothing is held any more."""
+        """Wait, once stopped, until nothing is held."""
         for consumer in self.stopping_consumers:
             await consumer.until_settled()
 
     def abort(self, *, settling: bool = False) -> None:
         """Cut open requests, once stopped; their messages go back.
 
-        With `settling`, also cut open calls to brokers: it may not settle any more (CFG-9).
+        With `settling`, also cut open calls to brokers: it may no longer settle (CFG-9).
         """
         for pool in self.draining_pools.values():
             pool.runner.abort()
@@ -336,7 +336,7 @@ def _without_stored(jobs: Sequence[Job]) -> Sequence[Job]:
 async def shut_down(manager: QueueManager, grace: float) -> None:
     """Give open requests `grace` seconds; return everything else at once.
 
-    Afterwards, no task of a consumer or a pool waits for anything outside any more.
+    Afterwards, no task of a consumer or a pool waits for anything outside.
     """
     loop = asyncio.get_running_loop()
     started = loop.time()
@@ -367,7 +367,7 @@ async def shut_down(manager: QueueManager, grace: float) -> None:
 
 
 async def settled(manager: QueueManager, seconds: float) -> bool:
-    """Wait so many seconds for a stopped manager. Return whether it holds nothing any more."""
+    """Wait some seconds for a stopped manager. Return whether it holds nothing."""
     async with asyncio.TaskGroup() as tasks:
         settling = tasks.create_task(manager.until_settled(), name="settling")
         await asyncio.wait((settling,), timeout=seconds)

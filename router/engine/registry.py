@@ -136,7 +136,7 @@ class InFlightRegistry:
         self.remembered.forget(proof_of_copy(queue_uri, received))
 
     def drop_followers(self, job: Job, is_dead: Callable[[Follower], bool]) -> None:
-        """Forget copies that wait for a job and cannot be settled any more."""
+        """Forget copies that wait for a job and can no longer be settled."""
         for each in filter(is_dead, job.followers):
             self.finish_untracked(each.received, Fate.FORFEITED)
         job.followers = tuple(each for each in job.followers if not is_dead(each))

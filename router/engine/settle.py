@@ -185,7 +185,7 @@ class Settler:
         self.renewed.ring()
 
     def abort(self) -> None:
-        """Cut open calls: this router may not settle any more, so nothing waits for its broker."""
+        """Cut open calls: this router may no longer settle, so nothing waits for its broker."""
         if self._guarded is not None:
             self._guarded.abort()
         self.renewed.ring()
@@ -501,7 +501,7 @@ class Settler:
         """Publish the reply of a letter that is about to move to the order store.
 
         After a crash it would only be found there, as one that is done with. Return early if it is
-        not ours any more.
+        no longer ours.
         """
         delays = reconnect_delays(self.deps.jitter)
         self._outgoing.prepare([letter])

@@ -146,7 +146,7 @@ class SharedRate:
         self._limits.changed.ring()
 
     async def pass_one(self, of: int = 1) -> None:
-        """Wait until one more may be sent, and count it. `of`: so many could be sent now."""
+        """Wait until one more may be sent, and count it. `of`: how many could be sent now."""
         while self.is_limited:
             at = self._next_slot(self._loop.time())
             if at is None and not self._limits.is_away:

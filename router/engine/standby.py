@@ -132,7 +132,7 @@ class Standby:
 
     async def _step_down(self) -> None:
         """End all work while this router has the lock; leave the rest to the brokers."""
-        log.warning("this router is not the primary any more")
+        log.warning("this router is no longer the primary")
         self._change_role(primary=False)
         self._manager.stop()
         if not await settled(self._manager, self._tenure.left):

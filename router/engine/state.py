@@ -546,7 +546,7 @@ def _has_origin(ended: HandOver, origin: str) -> bool:
 
 
 def _read_from_history(target: str) -> Target | None:
-    """Return None if it is no URL any more: the history masks and cuts targets."""
+    """Return None if it is no longer a URL: the history masks and cuts targets."""
     try:
         return read_target(target)
     except BadTarget:

@@ -393,7 +393,7 @@ class BatchStatus(StrEnum):
 
 
 class NewBatch(Struct, frozen=True, kw_only=True):
-    """What a publisher asks for. Bodies are as they came."""
+    """A publisher's request. Bodies are as they came."""
 
     id: str | None = None
     size: int | None = None  # None: no messages but these

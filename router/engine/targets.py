@@ -1,4 +1,4 @@
-"""What the router knows of each target origin: open requests, gate, budget and breaker.
+"""The state of each target origin: open requests, gate, budget and breaker.
 
 An entry of `targets` with a path is a place of its own: it has its own gate and ceilings, and the
 breaker of its origin (TGT-2).
@@ -52,7 +52,7 @@ class Line(Struct, eq=False):
     on_room: Callable[["Line"], None]  # to start the lane in front
     parked: OrderedDict[Lane, None]
     messages: int = 0  # in the parked lanes
-    is_crowded: bool = False  # so many that its pool has no room for more of them (GATE-5)
+    is_crowded: bool = False  # its pool has no room for more of them (GATE-5)
     called: Lane | None = None  # it left the line, and has not started yet
     unused: int = 0  # looks at it since its latest message
 
@@ -68,7 +68,7 @@ class Line(Struct, eq=False):
 
 
 class TargetCounts(Struct, eq=False):
-    """What is counted of all origins, for metrics."""
+    """Counts over all origins, for metrics."""
 
     faults: OriginCounts = field(default_factory=OriginCounts)
     refusals: OriginCounts = field(default_factory=OriginCounts)
@@ -319,7 +319,7 @@ class TargetOrigin:
 
 
 class Targets:
-    """What is known of each origin: the latest 10,000. Idle ones are dropped with their breaker."""
+    """The latest 10,000 origins. Idle ones are dropped with their breaker."""
 
     def __init__(self, breakers: Breakers) -> None:
         self.breakers = breakers
@@ -361,7 +361,7 @@ class Targets:
         if len(self._by_origin) >= MAX_TARGETS:
             self._drop_one()
         where = read_target(origin)
-        # A local target that is refused has a breaker, too, which nobody needs to see.
+        # A local target that is refused has a breaker, too, which need not be shown.
         breaker = Breaker(origin, _ignore) if where.is_local else self.breakers.of(where.origin)
         target = self._by_origin[origin] = TargetOrigin(
             origin, breaker, self.counts, is_local=where.is_local
@@ -416,4 +416,4 @@ class Targets:
 
 
 def _ignore(_: Breaker) -> None:
-    """Nobody is told of the circuit of a local target."""
+    """The circuit of a local target is not reported."""

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from router.ports import BrokerError, LimitsServer, LimitsUnavailable
 
-SEEN_SECONDS: Final = 15.0  # a router that was seen within so long is there
+SEEN_SECONDS: Final = 15.0  # a router seen within this time counts as there
 
 
 class LimitsScope(Struct, frozen=True):

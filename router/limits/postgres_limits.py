@@ -25,7 +25,7 @@ DO $$ BEGIN
         next_at  float8 NOT NULL, -- Unix time of the next slot
         step     float8 NOT NULL, -- seconds between two slots
         reserved int    NOT NULL, -- the last time
-        asked_at float8 NOT NULL, -- likewise
+        asked_at float8 NOT NULL, -- also Unix seconds
         PRIMARY KEY (key, name)
     );
 END $$

@@ -19,7 +19,7 @@ class LockRequest(Struct, frozen=True):
 
     @property
     def owner(self) -> str:
-        """What is written into the lock; `instance_of` takes it apart."""
+        """The text written into the lock; `instance_of` takes it apart."""
         return f"{self.process} {self.instance}"
 
     def of_queue(self, name: str) -> "LockRequest":

@@ -7,7 +7,7 @@ from router.locks import LockRequest, instance_of, lock_errors
 from router.ports import LockState
 
 # KEYS: the lock, its fence. ARGV: owner, TTL in milliseconds.
-# A server that has just started may have forgotten a lock that somebody relies on: nobody gets one
+# A server that has just started may have forgotten a lock in use: it grants none
 # before the longest time for which such a lock can be good (whole seconds, rounded up).
 _ACQUIRE: Final = """
 local holder = redis.call('GET', KEYS[1])

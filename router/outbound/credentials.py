@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 10.0  # between two looks at the files
-MIN_LOOK_SECONDS: Final = 1.0  # likewise, because of a 401
+MIN_LOOK_SECONDS: Final = 1.0  # the same, after a 401
 SECOND_LOOK_SECONDS: Final = 2.0  # at a pair of files that do not fit: one may be on its way
 FORCED_SECONDS: Final = 10.0  # between two renewals because of a 401
 TOKEN_SECONDS: Final = 10.0  # for the token endpoint to answer
@@ -80,7 +80,7 @@ class Unusable(Exception):
 
 
 class Auth(Struct, frozen=True, eq=False):
-    """What a request carries. Each change makes a new one."""
+    """The secrets that a request carries. Each change makes a new value."""
 
     lines: tuple[bytes, ...] = ()  # headers
     keys: tuple[tuple[bytes, float], ...] = ()  # of signatures, and until when they are valid
@@ -92,7 +92,7 @@ class Auth(Struct, frozen=True, eq=False):
 
 
 class Contents(Struct, frozen=True):
-    """What the files of an entry hold."""
+    """The contents of the files of an entry."""
 
     values: Mapping[SecretPlace, bytes]
     problem: str = ""  # a file that cannot be read
@@ -225,7 +225,7 @@ class LiveCredential:
 
     @property
     def problem(self) -> str:
-        """What is wrong with it, if anything is."""
+        """The problem with it, if there is one."""
         return self.file_error or ("the target answers HTTP 401" if self.is_refused else "")
 
     @property
@@ -278,7 +278,7 @@ class LiveCredential:
         return None
 
     def stop(self) -> None:
-        """Renew nothing any more."""
+        """Stop renewing."""
 
     def _renewed(self, contents: Contents) -> None:
         """Make the Auth of what the files hold."""

@@ -31,7 +31,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Command(Struct, frozen=True):
-    """What a message asks for."""
+    """The call that a message asks for."""
 
     id: str
     type: str
@@ -132,7 +132,7 @@ class HandlerThreads:
             result, error = None if future.cancelled() else context.run(call), None
         except BaseException as raised:  # noqa: BLE001 - the bulkhead of the thread
             result, error = None, raised
-        with suppress(RuntimeError):  # the loop is closed: nobody waits for it
+        with suppress(RuntimeError):  # the loop is closed, so no caller waits
             loop.call_soon_threadsafe(self._end, future, result, error)
 
     def _end(

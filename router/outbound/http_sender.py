@@ -51,7 +51,7 @@ class BadSecret(ValueError):
 
 
 class Destination(Struct, eq=False):
-    """What is known of one URL. It is found once, as long as nothing changes (TGT-1)."""
+    """Everything known of one URL, found once, as long as nothing changes (TGT-1)."""
 
     url: str = ""  # as libcurl takes it
     refusal: NoReply | None = None  # why nothing is sent there
@@ -60,13 +60,13 @@ class Destination(Struct, eq=False):
     header_names: frozenset[str] = frozenset()  # of those and of the credentials, in lower case
     credential: LiveCredential | None = None
     takes_token: bool = True  # of the message
-    takes_secret: bool = True  # likewise
+    takes_secret: bool = True
     channel: Channel | None = None  # None: as most requests
     signer: Signer | None = None  # of AWS
 
 
 class _Request(Struct, eq=False):
-    """What is sent with credentials, perhaps twice."""
+    """A request with credentials, sent once or twice."""
 
     message_id: str
     headers: list[str | bytes]
@@ -75,7 +75,7 @@ class _Request(Struct, eq=False):
 
 
 class Poster(Protocol):
-    """What sends a request: the CurlLoop, or the recorder of a trial."""
+    """Sends a request: the CurlLoop, or the recorder of a trial."""
 
     def retire(self, channel: Channel) -> bool: ...
 
@@ -268,7 +268,7 @@ class HttpSender:
         if auth.keys:
             keys = [key for key, until in auth.keys if now < until]
             if not keys:
-                text = f"credentials {credential.name}: none of its keys is valid any more"
+                text = f"credentials {credential.name}: none of its keys is still valid"
                 return NoReply(Cause.NO_CREDENTIALS, text)
             shown_id = header_text(request.message_id)
             headers += webhook_headers(keys, shown_id, request.body, int(now))
@@ -296,7 +296,7 @@ class HttpSender:
         return channel
 
     def _forget(self) -> None:
-        """Find each destination anew, and let go of certificates that were replaced."""
+        """Find each destination again, and let go of certificates that were replaced."""
         self._destination.cache_clear()
         used = set() if self._credentials is None else self._credentials.certificates
         for key, channel in list(self._channels.items()):

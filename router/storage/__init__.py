@@ -1,4 +1,4 @@
-"""What the router itself keeps: dead letters, a module each, and here the ticks of schedules."""
+"""The router's own records: dead letters, a module each, and here the ticks of schedules."""
 
 import asyncio
 import logging

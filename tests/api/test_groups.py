@@ -76,6 +76,6 @@ async def test_what_is_not_there_or_not_held_is_refused(
 ) -> None:
     router.groups.refusal = Unknown("there is no strict queue 'x' in the configuration")
     assert_problem(await api.get("/groups/show?queue=x"), 404, "no strict queue")
-    router.groups.refusal = Conflict("no dead letter holds this group (any more)")
+    router.groups.refusal = Conflict("no dead letter holds this group")
     assert_problem(await api.post("/groups/release?queue=x"), 409, "no dead letter holds")
     assert_problem(await api.post("/groups/release"), 422, "queue")

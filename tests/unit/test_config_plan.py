@@ -247,7 +247,7 @@ def test_a_default_pool_that_was_never_named_is_no_change() -> None:
         ),
         (
             PoolConfig(code="A", concurrency=1, retry=RetryPolicy(None, (10, 0.5))),
-            "retry none → for ever after [10.0, 0.5] s",
+            "retry none → unlimited attempts after [10.0, 0.5] s",
         ),
         (
             PoolConfig(code="A", concurrency=1, retry=RetryPolicy(3, None, frozenset({423, 404}))),

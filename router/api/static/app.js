@@ -24,7 +24,7 @@ const SEARCHED = 1000; // the longest in flight, when looked through for a part 
 const SCHEDULES_PAUSE = 5000; // milliseconds between two looks at the schedules
 const SEARCH_PAUSE = 200; // milliseconds after a key
 const TOAST = 6000;
-const RETRIES = [500, 1000, 2000, 4000]; // milliseconds, the last for ever
+const RETRIES = [500, 1000, 2000, 4000]; // milliseconds, the last one repeats
 const GONE = "The router does not answer. These figures are old; trying again…";
 const THEME = "message-router.theme";
 

@@ -50,7 +50,7 @@ FIRST_PUSH_SECONDS: Final = 0.050  # after subscribing, until all that waits beg
 MAX_PUSH_SECONDS: Final = 0.010
 QUIET_SECONDS: Final = 0.002  # nothing came for this long: what comes next is another batch
 GATHER_STEP_SECONDS: Final = 0.05
-# Once so many are unsettled, the broker looks for more only when something happens (maxPageSize).
+# With this many unsettled, the broker looks for more only when something happens (maxPageSize).
 PAGE_MESSAGES: Final = 200
 NUDGE_SECONDS: Final = (
     0.05,
@@ -125,7 +125,7 @@ class StompMessage(Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str | None, bytes]:
-        """What a message and its copies have in common."""
+        """The key that a message shares with its copies."""
         return self.history.first_id, self.frame.body
 
     def ack(self) -> Frame:
@@ -133,7 +133,7 @@ class StompMessage(Struct, frozen=True):
 
 
 class PrefetchBuffer:
-    """What came over one connection and waits to be asked for.
+    """Messages that came over one connection and wait to be asked for.
 
     Gives what is due in the order of arrival, also if it was put back.
     """
@@ -295,7 +295,7 @@ class ActiveMqBroker:
     async def _return(self, message: StompMessage, item: Nack) -> None:
         """Return it. Without a delay, hand it out from here: STOMP cannot return one message.
 
-        If nobody asks again, the connection is closed and the broker has it back.
+        Without another request, the connection is closed and the broker has it back.
         """
         history = replace(
             message.history,

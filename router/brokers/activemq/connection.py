@@ -142,7 +142,7 @@ def _unescape(text: str) -> str:
 
 
 class StompRefused(Disconnected):
-    """The broker answered with an error. The connection cannot be used any more."""
+    """The broker answered with an error. The connection is no longer usable."""
 
     @property
     def is_forbidden(self) -> bool:
@@ -166,7 +166,7 @@ class StompConnection(asyncio.Protocol):
         self._reader = FrameReader()
         self._numbers = itertools.count(1)
         self._answers: dict[str, asyncio.Future[Frame]] = {}  # awaited, by receipt
-        self._lost: str | None = None  # why it cannot be used any more
+        self._lost: str | None = None  # why it is no longer usable
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._ticker: asyncio.TimerHandle | None = None
         self._silent_checks = 0  # since anything came
@@ -283,7 +283,7 @@ class StompConnection(asyncio.Protocol):
     def _tick(self, seconds: float, max_silent: int | None) -> None:
         """Send a heartbeat, and check that the broker sends them.
 
-        Checks are counted, not seconds: while our own process stood still, nobody was silent. But
+        Checks are counted, not seconds: the broker was not silent while our own process slept. But
         the broker may have given us up meanwhile, so no request starts then (ORD-9).
         """
         self._silent_checks += 1

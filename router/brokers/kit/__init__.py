@@ -1,4 +1,4 @@
-"""What several adapters share: reading URIs, and helpers. See the README of `router.brokers`."""
+"""Shared by several adapters: reading URIs, and helpers. See the README of `router.brokers`."""
 
 import asyncio
 import re

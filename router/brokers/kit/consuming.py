@@ -1,4 +1,4 @@
-"""What consumers share: the long poll, the prefetch window, and handles of one connection."""
+"""Shared by consumers: the long poll, the prefetch window, and handles of one connection."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 LONG_POLL_SECONDS: Final = 20.0
 NEVER: Final = float("inf")
-WINDOW_BYTES: Final = 64 * 1024 * 1024  # of one connection, of messages that nobody asked for yet
+WINDOW_BYTES: Final = 64 * 1024 * 1024  # of one connection, of messages not asked for yet
 LARGE_BYTES: Final = 64 * 1024  # smaller messages never fill a window of the usual count
 # Two clocks never agree to the last bit: wait at least this long instead of looking again at once.
 SHORTEST_WAIT_SECONDS: Final = 0.001
@@ -107,7 +107,7 @@ class PrefetchLimit:
         return wanted if self._most is None else min(wanted, self._most)
 
     def widen(self, messages: int) -> None:
-        """Let later windows hold so many messages more than configured."""
+        """Let later windows hold this many more messages than configured."""
         self._more = max(self._more, messages)
 
     def overflow(self, newest: int, sizes: Iterable[int]) -> str | None:
@@ -132,7 +132,7 @@ class Ticket(Struct, frozen=True):
 
 
 class OpenTickets(Generic[T]):
-    """What one connection has handed over and nobody has settled, by ticket number.
+    """Messages that one connection has handed over and that are not settled, by ticket number.
 
     For brokers that take back what a connection holds when it ends. Each ticket can be claimed
     once: brokers close a connection on which a message is settled twice.
@@ -150,7 +150,7 @@ class OpenTickets(Generic[T]):
         return Ticket(self._connection, number)
 
     def claim(self, handle: Handle) -> T | None:
-        """Take what the handle stands for, to settle it; None: it cannot be settled any more."""
+        """Take what the handle stands for, to settle it; None: it can no longer be settled."""
         return self._open.pop(cast("Ticket", handle).number) if self._is_open(handle) else None
 
     def claim_all(self, handles: Sequence[Handle]) -> tuple[list[T], list[Unsettled]]:

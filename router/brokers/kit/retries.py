@@ -31,19 +31,19 @@ SOON_SECONDS: Final = 1.0  # at most, between two messages that were returned on
 LATE_SECONDS: Final = 1.0  # a message this much overdue has gone to another router
 MAX_GATHERING_SECONDS: Final = 2.0
 GATHER_SHARE: Final = 1 / 3  # of the lease, at most
-MAX_PENDING_MESSAGES: Final = 100_000  # about 30 MB; nobody waits for more
+MAX_PENDING_MESSAGES: Final = 100_000  # about 30 MB
 
 _ID: Final = f"{PREFIX}id"
 _FAILURES: Final = f"{PREFIX}attempts"
 _REQUESTS: Final = f"{PREFIX}posts"
 _RECEIVE_COUNT: Final = f"{PREFIX}deliveries"
 _DUE_AT: Final = f"{PREFIX}not-before"  # Unix time in milliseconds
-_PUBLISHED_AT: Final = f"{PREFIX}published"  # likewise
+_PUBLISHED_AT: Final = f"{PREFIX}published"  # Unix seconds
 _TOKEN: Final = f"{PREFIX}token"
 
 
 class RetryHistory(Struct, frozen=True):
-    """What happened to a message before this copy of it."""
+    """The history of a message before this copy of it."""
 
     first_id: str | None = None  # of the message that was copied first
     tally: Tally = Tally()
@@ -222,7 +222,7 @@ class PendingRetries:
             await self.gather(returned, step, min(MAX_GATHERING_SECONDS, lease * GATHER_SHARE))
 
     def _advance(self, now: float) -> None:
-        """Forget what will not come any more. Called by all others, so nothing piles up (P4)."""
+        """Forget what will no longer come. All other methods call it, so nothing piles up (P4)."""
         while self._later and self._later[0].due <= now + SOON_SECONDS:
             self._soon.append(heapq.heappop(self._later))
         while self._soon and self._soon[0].due < now - LATE_SECONDS:

@@ -68,7 +68,7 @@ class NatsAddress(Struct, frozen=True):
 
     @property
     def key(self) -> tuple[tuple[str, ...], str, str]:
-        """What distinguishes consumers."""
+        """The values that distinguish consumers."""
         return self.servers, self.stream, self.consumer
 
 

@@ -293,7 +293,7 @@ class NatsBroker:
         return batch
 
     async def _keep_held_back(self) -> None:
-        """Extend the leases of what is held back: nobody else knows of it."""
+        """Extend the leases of what is held back: only this class knows of it."""
         while True:
             await asyncio.sleep(self.lease_seconds / LOOKS_PER_LEASE)
             if self._held_back:
@@ -334,7 +334,7 @@ class NatsBroker:
         )
 
     def _split(self, handles: Sequence[Handle]) -> tuple[list[NatsLease], list[Unsettled]]:
-        """Return the leases that we hold, and those that we do not hold any more."""
+        """Return the leases that we hold, and those that we no longer hold."""
         now = loop_time()
         live: list[NatsLease] = []
         lost: list[Unsettled] = []

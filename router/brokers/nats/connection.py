@@ -188,7 +188,7 @@ class NatsConnection:
         """Send it and wait for the answer."""
         (answer,) = await self.ask_all(subject, [Request(payload)])
         if answer is None:
-            raise Disconnected("nobody answers there: is JetStream on?")
+            raise Disconnected("there is no answer: is JetStream on?")
         return answer
 
     async def api(self, call: str, question: object, answer: type[T]) -> T:
@@ -197,7 +197,7 @@ class NatsConnection:
         return read_answer(data, answer)
 
     async def ask_all(self, subject: str, requests: Sequence[Request]) -> list[bytes | None]:
-        """Send all at once and return the answers in this order; None where nobody listens.
+        """Send all at once and return the answers in this order; None where there is no listener.
 
         Raises Disconnected, or NotAllowed.
         """
@@ -293,8 +293,8 @@ def read_answer(data: bytes, answer: type[T]) -> T:
 def _answer(message: NatsMessage | None) -> bytes | None:
     if message is None:
         raise Disconnected("the connection to NATS was lost")
-    nobody = message.headers is not None and message.headers.get("Status") == NO_RESPONDERS
-    return None if nobody else message.data
+    unheard = message.headers is not None and message.headers.get("Status") == NO_RESPONDERS
+    return None if unheard else message.data
 
 
 def _text(error: Exception) -> str:

@@ -112,7 +112,7 @@ class NatsLease(Struct, eq=False):
 
 
 class LeaseTable:
-    """What one consumer has handed to this process, over all connections.
+    """The messages that one consumer has handed to this process, over all connections.
 
     The server lets any hand-over of a message settle the last one, however old it is and on
     whatever connection. So stale ones are found here. A lease is good on any connection, but only
@@ -272,7 +272,7 @@ class Puller:
     """Fetches from a consumer: one request at a time, and none left over when a fetch ends.
 
     A request is a one-shot: the server waits for a first message, sends what else there is, and
-    says that this was all (404 or 408). So nothing arrives that nobody asked for, and back pressure
+    says that this was all (404 or 408). So nothing arrives unasked, and back pressure
     is exact. Heart-beats show that the server still knows the request.
     """
 
@@ -381,7 +381,7 @@ class Puller:
         with our_errors():
             await inbox.stop()
             # The server looks at abandoned requests only when asked about the consumer. Until then
-            # one of them confuses it: what is returned goes to nobody, and loses its place.
+            # one of them confuses it: what is returned goes nowhere, and loses its place.
             await consumer_info(self._connection, self._consumer.stream, self._consumer.name)
             await inbox.close()
 

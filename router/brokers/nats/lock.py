@@ -1,7 +1,7 @@
 """A lock in NATS: a key of a key-value bucket, written only over the revision last seen.
 
 Each router needs only its own clock: the holder writes the key again and again, and the lock is
-free once its revision has not changed for a TTL. A bucket without the key is treated likewise: the
+free once its revision has not changed for a TTL. A bucket without the key is treated so, too: the
 server may have lost the key.
 """
 
@@ -39,7 +39,7 @@ _CONFIG: Final = {  # as NATS itself makes buckets; an existing one is used as i
 
 
 class LockRecord(Struct, frozen=True):
-    """What is stored under the key."""
+    """The value stored under the key."""
 
     owner: str = ""  # "": released
     fence: int = 0
@@ -129,7 +129,7 @@ class KeyLock:
         request = Request(msgspec.json.encode(record), {_EXPECTED: str(revision)})
         (answer,) = await connection.ask_all(self.subject, [request])
         if answer is None:
-            raise NoBucket("nobody answers there")
+            raise NoBucket("there is no answer")
         try:
             self._written = read_answer(answer, _Revision).seq, record
         except JetStreamRefused as error:

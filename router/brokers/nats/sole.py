@@ -16,7 +16,7 @@ from router.signal import wait_for_signal
 
 log = logging.getLogger(__name__)
 
-TTL_SECONDS: Final = 10.0  # a dead router's queue is taken over after so long
+TTL_SECONDS: Final = 10.0  # a dead router's queue is taken over after this time
 RENEWALS_PER_TTL: Final = 3
 LOOK_SECONDS: Final = 1.0  # between two looks whether it is free
 MARGIN_SECONDS: Final = 1.0  # what the server was asked for arrives within it
@@ -53,7 +53,7 @@ class SoleConsumer:
     def patience(self) -> float:
         """How long a request for messages may stay at the server.
 
-        It must not be there any more when another router takes over.
+        It must be gone when another router takes over.
         """
         left = 0.0 if self._proof is None else self._proof.seconds_left
         return max(left - MARGIN_SECONDS, 0.0)

@@ -33,7 +33,7 @@ MAX_NEWER_MESSAGES: Final = 200  # then the server is asked for single ones
 
 
 class HeldBack:
-    """What has arrived while older messages are still to come, in the order of the stream."""
+    """Messages that arrived while older ones are still to come, in the order of the stream."""
 
     def __init__(self, expected: int, newest: int, until: float) -> None:
         """`expected`: older messages, up to the sequence `newest`. `until`: loop time."""

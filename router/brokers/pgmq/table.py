@@ -188,7 +188,7 @@ class PgmqAddress(Struct, frozen=True):
     """Never log it: the DSN may hold a password."""
 
     dsn: str
-    database: str  # likewise, without credentials and options
+    database: str  # its URI, without credentials and options
     name: str
     is_fifo: bool = False
     may_notify: bool = True  # False: the queue gets no trigger that it does not have

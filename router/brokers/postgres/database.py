@@ -82,7 +82,7 @@ class PostgresDatabase:
     """Calls go to whichever connection is free: no call leaves anything behind in its session.
 
     A connection on which anything went wrong is not used again, unless only data was refused. So an
-    error costs a new connection, and nobody has to know in which state the old one was.
+    error costs a new connection, so the state of the old one does not matter.
     """
 
     def __init__(self, dsn: str, *, is_operators: bool = False) -> None:
@@ -304,7 +304,7 @@ async def _close(connection: asyncpg.Connection) -> None:
 
 @asynccontextmanager
 async def _our_errors(seconds: float) -> AsyncIterator[None]:
-    """Allow so many seconds. Turn what the engine can act on into our errors, without the URI."""
+    """Set a time limit. Turn what the engine can act on into our errors, without the URI."""
     try:
         async with asyncio.timeout(seconds):
             yield

@@ -1,4 +1,4 @@
-"""What a work queue in PostgreSQL can do beside consuming and publishing (CMD-2 to CMD-10)."""
+"""A work queue in PostgreSQL beyond consuming and publishing (CMD-2 to CMD-10)."""
 
 from collections.abc import Sequence
 from typing import Any, Final, cast

@@ -126,7 +126,7 @@ class RabbitQueues:
 
 
 class RabbitConsumer:
-    """The prefetch window of one connection: what the broker pushed and nobody asked for yet."""
+    """The prefetch window of one connection: what the broker pushed and was not asked for yet."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class RabbitConsumer:
             self.waiting.remove(message)
 
     async def mind(self) -> None:
-        """Give back what nobody will ask for, or nobody has asked for in too long a time."""
+        """Give back what will not be asked for, or has waited too long to be asked for."""
         stopped = self.poll.stopped
         try:
             while not stopped.is_set():
@@ -409,7 +409,7 @@ class RabbitBroker:
         asked_at = loop_time()
         waits = await self._keep_copy(message, history)
         # If the connection breaks before the broker has removed the original, we remove it when it
-        # comes again, but only while nobody can have been handed the copy. The broker may have
+        # comes again, but only while the copy cannot have been handed over. The broker may have
         # removed the original without our knowing, and what looks like it may be the same message,
         # published once more: a duplicate while the copy waits, but the only one afterwards.
         if not self._is_nameless(message):

@@ -32,7 +32,7 @@ from router.ports import Disconnected, QueueRefused
 CALL_SECONDS: Final = 15.0  # of one call, and of opening a connection
 CLOSE_SECONDS: Final = 3.0
 CLOSING_TURNS: Final = 8  # of the event loop
-BEATS_TRUSTED: Final = 2  # the broker keeps a silent connection for at least so many heartbeats
+BEATS_TRUSTED: Final = 2  # the broker keeps a silent connection for at least this many heartbeats
 QUESTIONS_PER_BEAT: Final = 2
 # The broker's tables keep what is new in memory for up to 3 s before they write it to their files.
 UNSAVED_SECONDS: Final = 5.0
@@ -130,12 +130,12 @@ class RabbitMessage(Struct, frozen=True, dict=True):
 
     @property
     def key(self) -> Hashable:
-        """What a message and its copies have in common."""
+        """The key that a message shares with its copies."""
         return self.history.first_id, self.body
 
     @property
     def proof(self) -> Hashable:
-        """What a redelivery has in common with the message, but not its copy.
+        """The key that a redelivery shares with the message, and a copy does not.
 
         A copy has a higher receive count. The body is part of it: not every publisher gives ids,
         and some give one id to several messages.
@@ -175,14 +175,14 @@ class RabbitConnection:
         properties = getattr(channel.connection, "server_properties", None) or {}
         self.version: object = properties.get("version")  # a text, if the broker says it
         self.on_change: Callable[[], None] = lambda: None  # called when the connection is lost
-        self._lost: str | None = None  # why it cannot be used any more
+        self._lost: str | None = None  # why it is no longer usable
         self._unsettled: dict[int, None] = {}  # tags, oldest first
         self._last_tag = 0
         # Each consumer has a window of its own: an ACK of what an earlier one brought frees no
         # place in it.
         self.in_window = 0  # unsettled messages that the latest consumer brought
         self._last_of_others = 0  # the last tag that an earlier one brought
-        self._proof: ProofOfLife | None = None  # None: nobody asks for any
+        self._proof: ProofOfLife | None = None  # None: not asked for
         self._connection = connection
         self._channel = channel
         channel.closing.add_done_callback(self._note_closed)
@@ -212,7 +212,7 @@ class RabbitConnection:
     # Queues.
 
     async def waiting(self, queue: str) -> int:
-        """Count the messages that nobody was handed. Without such a queue, the channel closes."""
+        """Count the messages not handed to anyone. Without such a queue, the channel closes."""
         async with self._call():
             declared = await self._channel.queue_declare(queue, passive=True)
         return declared.message_count or 0
@@ -363,7 +363,7 @@ class RabbitConnection:
         self.lose(_said(error) if error is not None else "the connection was closed")
 
     def lose(self, why: str) -> None:
-        """Note that the connection cannot be used any more; its users get an error."""
+        """Note that the connection is no longer usable; its users get an error."""
         if self._lost is None:
             self._lost = why
             self.on_change()

@@ -17,7 +17,7 @@ SINGLE_ACTIVE: Final = "x-single-active-consumer"
 UNLIMITED: Final = -1
 DEFAULT_LIMIT: Final = 20  # of a quorum queue without the argument, at brokers that have a default
 FIRST_WITH_A_DEFAULT: Final = 4  # major version; older brokers take -1 for 0
-RENEWED_AT: Final = 10  # returns. A policy may set a limit that nobody can see: so in every queue
+RENEWED_AT: Final = 10  # returns. A policy may set a limit that cannot be seen: so in every queue
 # Such a limit is never reached, and messages return to their places only in queues that have one.
 OUT_OF_REACH: Final = 1_000_000_000
 
@@ -45,13 +45,13 @@ def arguments_for(kind: str, major: int, *, strict: bool = False) -> Table:
 
 
 class DeliveryLimit(Struct, frozen=True):
-    """What is known of the limit of one queue. A policy may set another, and does not show."""
+    """The known limit of one queue. A policy may set another, which cannot be seen."""
 
     returns: int | None  # None: no limit that we know of
 
     @property
     def renewed_at(self) -> int:
-        """After so many returns, a message is moved. Half of the limit is left for mishaps."""
+        """The returns after which a message is moved. Half of the limit is left for mishaps."""
         if self.returns is None:
             return RENEWED_AT
         return max(min(self.returns // 2, RENEWED_AT), 1)
@@ -85,12 +85,12 @@ def limit_of(kind: str | None, arguments: Table | None, major: int) -> DeliveryL
 
 
 class FoundQueue:
-    """What is known of a queue. `given`: its type by the URI, which decides the retry queues."""
+    """A queue as far as it is known. `given`: its type by the URI; it decides the retry queues."""
 
     def __init__(self, given: str | None, arguments: Table | None, major: int) -> None:
         told = None if arguments is None else arguments["x-queue-type"]
         real = told if isinstance(told, str) else given
-        self.kind = given or real  # None: nobody says it
+        self.kind = given or real  # None: unknown
         self.may_be_quorum = real != "classic"
         self.limit = limit_of(real, arguments, major)
         self.is_single_active = arguments is not None and arguments.get(SINGLE_ACTIVE) is True

@@ -45,7 +45,7 @@ class RenewedQueue:
         return self.exists
 
     async def waiting(self) -> int:
-        """Count what nobody was handed."""
+        """Count the messages not handed to anyone."""
         return await self._connection.waiting(self.name) if self.exists else 0
 
     async def make(self) -> None:

@@ -98,7 +98,7 @@ class RetryQueues:
     async def put(
         self, body: bytes, properties: Properties, history: RetryHistory, delay: float
     ) -> float:
-        """Store a copy; confirmed on return. Return for how many seconds nobody is handed it."""
+        """Store a copy; confirmed on return. Return how many seconds it will wait there."""
         step = await self.make(delay)
         try:
             await self._connection.publish(self._name(step), body, copy_of(properties, history))

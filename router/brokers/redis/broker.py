@@ -143,7 +143,7 @@ class RedisLease(Struct, eq=False):
 
     @property
     def name(self) -> str:
-        """What the message and its copies are called alike."""
+        """The name that a message shares with its copies."""
         return self.history.first_id or self.id
 
     @property
@@ -153,7 +153,7 @@ class RedisLease(Struct, eq=False):
 
 
 class HeldLeases(dict[str, RedisLease]):
-    """What this process holds of one queue, over all connections, by entry."""
+    """The entries of one queue that this process holds, over all connections."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is asked of Redis, in Lua: each script is one transaction, in the log file too.
+"""The Lua scripts for Redis: each is one transaction, in the log file too.
 
 KEYS of all: the stream, the delayed messages by time, their content, and the tallies of returned
 ones. ARGV[1] is the group, ARGV[2] our consumer.
@@ -213,7 +213,7 @@ return {{
   redis.call('XLEN', KEYS[1]), pending[1], returned, redis.call('ZCARD', KEYS[2])}}
 """
 
-# ARGV: ms. Forgets consumers that hold nothing: our own, and those that nobody was for so long.
+# ARGV: ms. Forgets consumers that hold nothing: our own, and those idle for longer.
 # One that holds something must stay: its messages would be lost with it.
 TIDY: Final = """
 for _, each in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do

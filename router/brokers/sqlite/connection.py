@@ -236,7 +236,7 @@ def _run_file(db: sqlite3.Connection, name: str) -> None:
 def set_clock(db: sqlite3.Connection, machine: Machine) -> tuple[str, float]:
     """Return the file's incarnation and what its clock is ahead of the machine's uptime (WQ-11).
 
-    Nobody can set the uptime, so within a boot all processes agree on the time. The first process
+    The uptime cannot be set, so within a boot all processes agree on the time. The first process
     of each boot takes the offset from the wall clock. If that is or was wrong, delays and leases
     seem to end in a far future: they are cut to their length.
     """
@@ -270,7 +270,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 def _sync(path: Path) -> None:
     """Sync what was written to the file, by any process.
 
-    SQLite would, too (synchronous = FULL), but nobody could use the connection meanwhile.
+    SQLite would, too (synchronous = FULL), but the connection would be blocked meanwhile.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -18,7 +18,7 @@ from router.signal import Signal, wait_for_signal
 MAX_JOBS: Final = 64  # in one transaction
 QUICK_JOBS: Final = 8  # more of them at once are left to the thread
 QUICK_SECONDS: Final = 0.05  # a turn that takes the loop longer was held up …
-CAUTION_SECONDS: Final = 30.0  # … and for so long the thread takes all turns
+CAUTION_SECONDS: Final = 30.0  # … and the thread takes all turns for this long
 CHECKPOINT_TURNS: Final = 64  # the log has some thousand pages by then …
 LARGE_TURN: Final = 8  # … where a large turn counts for several
 FIRST_POLL_SECONDS: Final = 0.02  # for other processes' changes, while anyone waits …
@@ -57,7 +57,7 @@ class FileDatabase:
     ) -> None:
         """`refusal`: why writes were refused when the file was last open.
 
-        `on_storage` is told each time why they are, and None when they are not any more.
+        `on_storage` is told each time why they are, and None when they no longer are.
         """
         self.path = path
         self._report = on_storage
@@ -183,7 +183,7 @@ class FileDatabase:
 
     def _end_turn(self, jobs: Sequence[_Job], results: Sequence[Any]) -> None:
         for job, result in zip(jobs, results, strict=True):
-            if job.answer.done():  # nobody waits for it any more
+            if job.answer.done():  # its caller has stopped waiting
                 continue
             if isinstance(result, Exception):
                 job.answer.set_exception(result)

@@ -1,4 +1,4 @@
-"""What a work queue in SQLite offers beside consuming and publishing (CMD-2 to CMD-10)."""
+"""A work queue in SQLite beyond consuming and publishing (CMD-2 to CMD-10)."""
 
 import sqlite3
 from collections.abc import Sequence

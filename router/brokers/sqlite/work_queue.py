@@ -277,7 +277,7 @@ class WorkQueue:
         tables: Mapping[QueueConfig, QueueTable],
     ) -> Sequence[int]:
         """Return the positions of the leases that were lost."""
-        # A lease that has ended is still good, as long as nobody else has claimed the message.
+        # A lease that has ended is still good until another worker has claimed the message.
         tokens = _read_tokens(db, leases, now=0.0)
         ending: list[tuple[FileLease, Finish]] = []
         published: defaultdict[QueueTable, list[tuple[NewMessage, bytes]]] = defaultdict(list)

@@ -108,7 +108,7 @@ class SqsQueues:
             yield broker
         finally:
             broker.stop()
-            # Only a poll under way takes time, and nobody but us has to wait for it.
+            # Only a poll under way takes time, and only we have to wait for it.
             if broker.is_polling:
                 loop = asyncio.get_running_loop()
                 closing = loop.create_task(broker.close(), name="sqs last poll")
@@ -142,7 +142,7 @@ class SqsQueues:
 
 
 class SqsQueue(Struct, frozen=True):
-    """What is known about a queue before its first message, and how to poll it."""
+    """A queue as it is known before its first message, and how to poll it."""
 
     url: str
     is_fifo: bool
@@ -158,7 +158,7 @@ class Receipt(Struct, eq=False, gc=False):
 
     handle: str  # SQS's
     received: float  # loop time
-    lease_until: float  # loop time; SETTLED: nobody's any more
+    lease_until: float  # loop time; SETTLED: it has ended
 
     def is_ours(self, now: float) -> bool:
         return now < self.lease_until
@@ -174,7 +174,7 @@ class Receipt(Struct, eq=False, gc=False):
 
 
 class ReceiptChange(Struct, frozen=True):
-    """What to do with one receipt."""
+    """The decision about one receipt."""
 
     receipt: Receipt
     seconds: int | None = None  # until it is visible; None: delete it
@@ -364,7 +364,7 @@ def _changed(changes: Sequence[ReceiptChange], refused: Sequence[Unsettled]) -> 
 def received_message(
     message: SqsMessage, received: float, lease: float, *, is_raw: bool = False
 ) -> ReceivedMessage:
-    """Return a message as SQS handed it over at that moment, for so many seconds."""
+    """Return a message as SQS handed it over at that moment, with a lease of so many seconds."""
     lease_until = received + lease
     # As its publisher says, else as AWS itself does where X-Ray is on.
     given, xray = message.message_attributes, message.attributes.xray

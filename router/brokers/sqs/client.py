@@ -169,7 +169,7 @@ class FailedEntry(Struct, rename="pascal"):
 
 
 class BatchReply(Struct, rename="pascal"):
-    """The answer to a change. Nobody looks at what succeeded, so that is not read."""
+    """The answer to a change. Successes are not used, so they are not read."""
 
     failed: list[FailedEntry] = []
 

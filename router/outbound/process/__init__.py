@@ -52,7 +52,7 @@ class Executor(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown
 
     @property
     def longest_run(self) -> float:
-        """Seconds from the start of a task until it has ended by all means."""
+        """Seconds from the start of a task until it has certainly ended."""
         return self.timeout + TERM_SECONDS
 
     @property

@@ -52,7 +52,7 @@ class SpawnerLost(Exception):
 
 
 class _Answer(Struct):
-    """What the router needs to know of a line that a serving process wrote."""
+    """The fields that the router reads in a line that a serving process wrote."""
 
     id: str = msgspec.field(name="messageId")
 
@@ -177,7 +177,7 @@ class SpawnerClient:
                 process.ended(news["exit"])
 
     def _lose(self, reason: str) -> None:
-        """Kill its tasks: nobody can wait for them any more."""
+        """Kill its tasks: there is no time left to wait for them."""
         if self._socket is None:
             return
         self._loop.remove_reader(self._socket)
@@ -231,7 +231,7 @@ class TaskProcess:
         self._error = b""
         self._tasks = 0
         self._is_asked = False
-        self._is_spoilt = False  # it wrote what nobody asked for
+        self._is_spoilt = False  # it wrote something it was not asked for
         self._exit: asyncio.Future[int] = self._loop.create_future()
         self._changed = Signal()
         self._loop.add_reader(self._stdout, self._read_output)
@@ -324,7 +324,7 @@ class TaskProcess:
     def fail(self, error: NotStarted | SpawnerLost) -> None:
         if not self._exit.done():
             self._exit.set_exception(error)
-            self._exit.exception()  # looked at: nobody may wait for it
+            self._exit.exception()  # looked at, in case no caller waits for it
         self.close()
         self._changed.ring()
 

@@ -10,7 +10,7 @@ _ENV_START: Final = 47  # in /proc/self/stat, counted from the field behind the 
 
 
 def hide_from_tasks() -> None:
-    """Let no process of our user read our memory, and nobody our environment in /proc.
+    """Keep our memory from other processes of our user, and our environment in /proc from all.
 
     Secrets come to us in the environment. Not being dumpable is enough against everybody but root,
     which tasks are if the router is. To be called before there are threads.

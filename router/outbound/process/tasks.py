@@ -24,7 +24,7 @@ from router.ports import Task
 
 OK: Final = 0
 EX_DATAERR: Final = 65  # of sysexits.h: no retry can help
-EX_TEMPFAIL: Final = 75  # likewise: later, and this was no failure
+EX_TEMPFAIL: Final = 75  # try again later; this was no failure
 _encode: Final = msgspec.json.Encoder().encode
 
 

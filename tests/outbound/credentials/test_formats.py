@@ -147,7 +147,7 @@ async def test_a_key_is_not_used_after_its_end(tmp_path: Path) -> None:
         verify(OLD, request)
     assert isinstance(answer, NoReply)
     assert answer.cause is Cause.NO_CREDENTIALS
-    assert answer.detail == "credentials hooks: none of its keys is valid any more"
+    assert answer.detail == "credentials hooks: none of its keys is still valid"
 
 
 @pytest.mark.rule("TGT-9")

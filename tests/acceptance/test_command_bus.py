@@ -381,7 +381,7 @@ async def test_a_queue_that_does_not_exist_is_told_and_stops_no_other(
 
 
 @pytest.mark.rule("OPS-5")
-async def test_the_token_of_a_route_is_shown_to_nobody(bus: Bus, target: LoopbackTarget) -> None:
+async def test_the_token_of_a_route_is_never_shown(bus: Bus, target: LoopbackTarget) -> None:
     bus.configure(target)
 
     async with bus.site.router() as router:

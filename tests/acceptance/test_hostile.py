@@ -64,7 +64,7 @@ def closed_port() -> int:
 
 
 @pytest.mark.rule("P5", "OPS-5")
-async def test_b1_a_target_made_to_be_slow_to_mask_holds_up_nobody(
+async def test_b1_a_target_made_to_be_slow_to_mask_holds_up_no_others(
     site: Site, target: LoopbackTarget
 ) -> None:
     site.configure(BAD, POOL, queues=["orders", QUEUE])
@@ -125,7 +125,7 @@ async def test_b2_a_held_message_of_1_mib_takes_at_most_3_mib(site: Site) -> Non
 
 
 @pytest.mark.rule("P5")
-async def test_b3_a_batch_of_bodies_made_to_be_slow_to_read_holds_up_nobody(
+async def test_b3_a_batch_of_bodies_made_to_be_slow_to_read_holds_up_no_others(
     site: Site, target: LoopbackTarget
 ) -> None:
     shapes = [
@@ -158,7 +158,7 @@ async def test_b3_a_batch_of_bodies_made_to_be_slow_to_read_holds_up_nobody(
 
 
 @pytest.mark.rule("P5", "CMD-11")
-async def test_b3_deep_chains_from_a_queue_and_by_the_api_hold_up_nobody(
+async def test_b3_deep_chains_from_a_queue_and_by_the_api_hold_up_no_others(
     site: Site, target: LoopbackTarget
 ) -> None:
     site.configure(BAD, POOL, queues=["orders", QUEUE])

@@ -46,7 +46,7 @@ async def answers(router: RouterProcess) -> None:
 
 
 @pytest.mark.rule("P5", "P4", "OPS-5", "OPS-4")
-async def test_b6_a_log_reader_that_stands_still_stops_nobody(
+async def test_b6_a_log_reader_that_stands_still_stops_nothing(
     site: Site, small_pipe: tuple[int, int]
 ) -> None:
     reader, writer = small_pipe
@@ -97,7 +97,7 @@ def connections() -> Iterator[ExitStack]:
 
 
 @pytest.mark.rule("P5", "P4")
-async def test_clients_of_the_api_that_read_nothing_hold_up_nobody(
+async def test_clients_of_the_api_that_read_nothing_hold_up_no_others(
     site: Site, connections: ExitStack
 ) -> None:
     """Of `/events`, and of large answers: what they ask for does not gather in memory."""

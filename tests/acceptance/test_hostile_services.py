@@ -86,7 +86,7 @@ async def answers_quickly(connection: Connection) -> None:
 
 
 @pytest.mark.rule("P5", "P4", "CFG-3", "CFG-4")
-async def test_configuration_services_that_mean_harm_disturb_nobody_else(site: Site) -> None:
+async def test_hostile_configuration_services_disturb_no_others(site: Site) -> None:
     site.configure(BAD, POOL, queues=["orders", QUEUE])
     async with AsyncExitStack() as stack:
         services = [await stack.enter_async_context(listening(answers_quickly)) for _ in SERVICES]
@@ -108,7 +108,7 @@ async def test_configuration_services_that_mean_harm_disturb_nobody_else(site: S
 
 
 @pytest.mark.rule("P5", "P4", "MED-4", "CFG-3", "OPS-4")
-async def test_names_that_hang_disturb_nobody_else(site: Site, target: LoopbackTarget) -> None:
+async def test_names_that_hang_disturb_no_others(site: Site, target: LoopbackTarget) -> None:
     """Names of targets and of the configuration service, and nothing to end the look-ups."""
     names = site.folder / "names.txt"
     write_whole(names, "0\n")

@@ -75,7 +75,7 @@ def write_document(site: Site, document: object) -> None:
 
 
 @pytest.mark.rule("P5", "P4", "MED-1")
-async def test_targets_that_mean_harm_disturb_nobody_else(site: Site) -> None:
+async def test_hostile_targets_disturb_no_others(site: Site) -> None:
     site.configure(BAD, POOL, queues=["orders", QUEUE])
     async with site.router() as router, bystander(router) as other, AsyncExitStack() as servers:
         hostile = [
@@ -98,7 +98,7 @@ async def test_targets_that_mean_harm_disturb_nobody_else(site: Site) -> None:
 
 
 @pytest.mark.rule("P5", "P4", "OPS-2", "ID-1")
-async def test_b9_messages_that_mean_harm_disturb_nobody_else(site: Site) -> None:
+async def test_b9_hostile_messages_disturb_no_others(site: Site) -> None:
     """Thousands of groups and pools, one id for all, odd names, long texts, bytes."""
     site.configure(BAD, POOL, queues=["orders", QUEUE])
     odd = [
@@ -137,7 +137,7 @@ async def test_b9_messages_that_mean_harm_disturb_nobody_else(site: Site) -> Non
 
 
 @pytest.mark.rule("P5", "P4", "CFG-4", "CFG-5", "CFG-6", "OPS-2")
-async def test_b10_documents_that_mean_harm_disturb_nobody_else(site: Site) -> None:
+async def test_b10_hostile_documents_disturb_no_others(site: Site) -> None:
     """Thousands of queues, some with a hundred connections, pools, conflicts, and nonsense."""
     site.configure(BAD, POOL, queues=["orders", QUEUE])
     document, second = read_document(site), site.folder / "second.json"
@@ -180,7 +180,7 @@ def rabbitmq() -> Iterator[RabbitServer]:
 
 
 @pytest.mark.rule("P5", "P4", "BRK-2", "ROUTE-1")
-async def test_b7_bodies_that_are_not_utf8_with_forged_retry_headers_disturb_nobody_else(
+async def test_b7_bodies_that_are_not_utf8_with_forged_retry_headers_disturb_no_others(
     site: Site, target: LoopbackTarget, rabbitmq: RabbitServer
 ) -> None:
     site.configure(BAD, POOL, queues=["orders", QUEUE])

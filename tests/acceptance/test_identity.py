@@ -178,7 +178,7 @@ async def test_malformed_bodies_are_kept_side_by_side_whichever_process_met_them
 
 
 @pytest.mark.rule("DLQ-1", "ID-1", "ID-3")
-async def test_a_queue_file_that_is_made_anew_overwrites_no_letter(site: Site) -> None:
+async def test_a_recreated_queue_file_overwrites_no_letter(site: Site) -> None:
     site.configure()
     async with listening(answering(404)) as target:
         async with site.router() as router:

@@ -159,7 +159,7 @@ async def test_no_process_outlives_the_router(site: Site, number: signal.Signals
 
 
 @pytest.mark.rule("CMD-8")
-async def test_nobody_but_the_operator_chooses_what_is_run(site: Site) -> None:
+async def test_only_the_operator_chooses_what_is_run(site: Site) -> None:
     folder = site.folder
     site.configure(queues=["orders", "others"])
     show = f"{{ env; echo; ls /proc/self/fd; echo; pwd; echo; cat; }} > {folder}/seen"

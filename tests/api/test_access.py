@@ -127,7 +127,7 @@ async def test_wrong_credentials_are_refused(
         "/dead-letters?queue=a",
     ],
 )
-async def test_beyond_loopback_messages_are_shown_to_nobody_without_credentials(
+async def test_beyond_loopback_messages_are_shown_only_with_credentials(
     router: HandMadeRouter, method: str, path: str
 ) -> None:
     exposed = await call(router, EXPOSED, method, path, {"host": "10.0.0.7"})

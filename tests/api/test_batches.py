@@ -246,7 +246,7 @@ async def test_an_unknown_batch_is_not_found(api: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.rule("CMD-4")
-async def test_a_queue_that_fails_is_told_of_without_secrets(
+async def test_a_queue_that_fails_is_reported_without_secrets(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
     router.stores.failures["jobs"] = Disconnected("lost postgresql://u:hidden@host/")

@@ -79,7 +79,7 @@ async def test_many_watchers_cost_no_more_than_one() -> None:
 
 
 @pytest.mark.rule("OPS-3")
-async def test_while_nobody_watches_nothing_is_taken() -> None:
+async def test_without_watchers_no_snapshot_is_taken() -> None:
     router = CountingRouter()
     Feed(router.state)
 
@@ -111,7 +111,7 @@ async def test_a_stream_ends_when_the_router_does() -> None:
 
 
 @pytest.mark.rule("OPS-3")
-async def test_events_are_server_sent_events_that_nobody_keeps() -> None:
+async def test_events_are_server_sent_events_that_no_cache_keeps() -> None:
     app = FastAPI()
     app.include_router(routes)
     app.state.feed = Feed(CountingRouter(ends_after=2).state)
@@ -125,7 +125,7 @@ async def test_events_are_server_sent_events_that_nobody_keeps() -> None:
 
 
 @pytest.mark.rule("P4")
-async def test_at_most_so_many_watch_and_a_place_is_free_again_when_one_leaves() -> None:
+async def test_watchers_are_limited_and_a_place_is_free_again_when_one_leaves() -> None:
     app = FastAPI()
     app.include_router(routes)
     app.state.feed = Feed(CountingRouter().state)

@@ -180,7 +180,7 @@ async def test_targets_beyond_the_bound_are_shown_together(
 
 
 @pytest.mark.rule("OPS-3")
-async def test_a_reason_that_nobody_waits_for_is_left_out(api: httpx.AsyncClient) -> None:
+async def test_a_reason_that_no_message_waits_for_is_left_out(api: httpx.AsyncClient) -> None:
     page = (await api.get("/metrics")).text
 
     assert 'reason="rate"' not in page

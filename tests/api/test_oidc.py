@@ -463,7 +463,7 @@ KEYS = "/realm/keys"
         ({KEYS: b"\xff"}, "not that of an OpenID provider"),
     ],
 )
-async def test_a_provider_that_talks_nonsense_lets_nobody_in(
+async def test_a_provider_that_answers_nonsense_lets_no_one_in(
     router: HandMadeRouter, access: Access, issuer: Issuer, nonsense: dict[str, object], says: str
 ) -> None:
     issuer.answers |= nonsense
@@ -492,7 +492,7 @@ def test_a_provider_known_over_tls_must_give_its_keys_over_tls() -> None:
 
 
 @pytest.mark.rule("CFG-1")
-async def test_a_provider_that_is_not_there_lets_nobody_in(router: HandMadeRouter) -> None:
+async def test_a_provider_that_is_away_lets_no_one_in(router: HandMadeRouter) -> None:
     async with issuing(ec_key().published()) as issuer:
         token, url = issuer.token(ec_key()), issuer.url
     access = Access(mode=AuthMode.OIDC, judge=Provider(url, AUDIENCE, IssuerClock()))
@@ -505,7 +505,7 @@ async def test_a_provider_that_is_not_there_lets_nobody_in(router: HandMadeRoute
 
 
 @pytest.mark.rule("CFG-1")
-async def test_a_provider_that_does_not_answer_in_time_lets_nobody_in(
+async def test_a_provider_that_does_not_answer_in_time_lets_no_one_in(
     router: HandMadeRouter, access: Access, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(oidc, "TIMEOUT_SECONDS", 0.05)

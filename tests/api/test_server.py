@@ -36,7 +36,7 @@ async def test_calls_are_answered_as_soon_as_the_context_is_entered(
 
 
 @pytest.mark.rule("OPS-4")
-async def test_nobody_listens_after_the_context(router: HandMadeRouter) -> None:
+async def test_the_port_is_closed_after_the_context(router: HandMadeRouter) -> None:
     async with serve(create_app(router, LOCAL), listen(HOST, 0)) as port:
         await get(port)
 

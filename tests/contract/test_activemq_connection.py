@@ -183,7 +183,7 @@ async def test_what_is_pushed_right_behind_is_in_the_same_batch() -> None:
 
 
 @pytest.mark.rule("BRK-1")
-async def test_nobody_waits_long_for_a_batch_to_fill() -> None:
+async def test_no_ack_waits_long_for_a_batch_to_fill() -> None:
     connection, wire = await connected()
     receiving = asyncio.ensure_future(consumer(connection).receive(10))
     await asyncio.sleep(1)

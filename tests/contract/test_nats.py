@@ -211,7 +211,7 @@ async def test_heart_beats_keep_a_long_wait_alive(
 
 
 @pytest.mark.rule("CFG-7")
-async def test_a_consumer_that_is_deleted_is_made_anew(ends: Ends, server: NatsServer) -> None:
+async def test_a_deleted_consumer_is_created_again(ends: Ends, server: NatsServer) -> None:
     await ends.publisher.publish([publication("a")])
     stale = await receive_one(ends.broker)
     waiting = asyncio.ensure_future(ends.broker.receive(1))
@@ -229,7 +229,7 @@ async def test_a_consumer_that_is_deleted_is_made_anew(ends: Ends, server: NatsS
 
 
 @pytest.mark.rule("ROUTE-1", "BRK-3")
-async def test_a_stream_that_is_made_anew_gives_new_ids_and_takes_no_old_handles(
+async def test_a_recreated_stream_gives_new_ids_and_takes_no_old_handles(
     ends: Ends, server: NatsServer
 ) -> None:
     await ends.publisher.publish([publication("a")])

@@ -388,7 +388,7 @@ async def test_a_producer_needs_no_more_than_the_right_to_insert(
 
 
 @pytest.mark.rule("BRK-2", "P5")
-async def test_a_name_that_a_database_cannot_store_harms_nobody(ends: Ends) -> None:
+async def test_a_name_that_a_database_cannot_store_harms_no_other(ends: Ends) -> None:
     added = await ends.publisher.publish([publication("a", group="\0g"), publication("b")])
     received = await receive_one(ends.broker)
     await ends.broker.nack([Nack(received.handle, 0, UNTRIED, Failure("\0", "\0"))])
@@ -431,7 +431,7 @@ async def test_without_notifications_a_message_is_seen_within_a_second_or_so(
 
 
 @pytest.mark.rule("WQ-6")
-async def test_nobody_is_notified_while_the_queue_is_busy(ends: Ends, producer: Any) -> None:
+async def test_no_notification_is_sent_while_the_queue_is_busy(ends: Ends, producer: Any) -> None:
     """Each notification makes the commits of the whole server wait for each other."""
     heard: list[str] = []
     await producer.add_listener("message_router", lambda *told: heard.append(told[-1]))
@@ -692,7 +692,7 @@ async def test_what_a_dead_predecessor_held_is_handed_out_at_once(
 
 
 @pytest.mark.rule("WQ-10", "P2")
-async def test_nobody_ends_the_leases_of_another_instance_or_of_one_that_lives(
+async def test_the_leases_of_another_instance_or_of_a_living_worker_are_not_ended(
     postgres: PostgresPlace, tmp_path: Path
 ) -> None:
     queue = queue_at(postgres.new_uri(), lease=30.0)
@@ -1016,7 +1016,7 @@ async def test_a_publication_costs_the_same_whatever_is_finished(fresh_url: str)
 
 
 @pytest.mark.rule("WQ-6")
-async def test_no_call_makes_its_plans_anew(ends: Ends, producer: Any) -> None:
+async def test_no_call_is_planned_twice(ends: Ends, producer: Any) -> None:
     """A claim of one message spent most of its time with that."""
     del ends  # the schema is there
 

@@ -310,7 +310,7 @@ async def test_a_stopped_connection_keeps_only_what_it_has_handed_over(
 
 
 @pytest.mark.rule("BRK-5")
-async def test_what_nobody_asks_for_goes_back_before_the_broker_loses_patience(
+async def test_what_is_not_asked_for_goes_back_before_the_broker_loses_patience(
     classic: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await classic.publisher.publish([publication("a"), publication("b"), publication("c")])
@@ -415,7 +415,7 @@ async def test_an_original_whose_copy_is_safe_is_not_delivered_again(
 
 
 @pytest.mark.rule("RAW-3", "BRK-6", "P1")
-async def test_what_nobody_has_named_is_not_taken_for_an_original_whose_copy_is_safe(
+async def test_a_nameless_message_is_not_taken_for_an_original_whose_copy_is_safe(
     classic: Ends, server: RabbitServer, name: str, brokers: BrokerRegistry
 ) -> None:
     await send_without_id(server, name)
@@ -435,7 +435,7 @@ async def test_what_nobody_has_named_is_not_taken_for_an_original_whose_copy_is_
 
 
 @pytest.mark.rule("RAW-3", "WQ-15", "ID-1")
-async def test_what_nobody_has_named_and_its_retry_copies_are_one_message(
+async def test_a_nameless_message_and_its_retry_copies_are_one_message(
     classic: Ends, server: RabbitServer, name: str, brokers: BrokerRegistry
 ) -> None:
     """Else each failure would be the first one that is known, and the limit never reached."""

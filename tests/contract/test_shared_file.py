@@ -140,7 +140,7 @@ async def handed_out_again(broker: Broker) -> float:
 
 
 @pytest.mark.rule("P1", "WQ-4")
-async def test_what_a_process_held_that_does_nothing_any_more_is_handed_out_again(
+async def test_what_an_idle_process_held_is_handed_out_again(
     queue: QueueConfig,
 ) -> None:
     brief = replace(queue, visibility_timeout=1.0)
@@ -529,7 +529,7 @@ async def test_publishers_share_what_the_disk_keeps(queue: QueueConfig, disk: "S
 
 
 @pytest.mark.rule("P1")
-async def test_after_the_disk_has_failed_a_log_is_begun_anew(
+async def test_after_the_disk_has_failed_a_new_log_is_begun(
     queue: QueueConfig, disk: "SlowDisk", tmp_path: Path
 ) -> None:
     disk.may_go_on.set()

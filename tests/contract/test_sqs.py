@@ -370,7 +370,7 @@ async def test_a_queue_that_is_not_there_is_refused(ministack: SqsPlace) -> None
 
 
 @pytest.mark.rule("CFG-7", "BRK-6")
-async def test_a_place_where_nobody_answers_is_unreachable() -> None:
+async def test_an_address_without_an_answer_is_unreachable() -> None:
     async with open_brokers() as brokers:
         with pytest.raises(Disconnected):
             async with brokers.open_queue(queue_at("http://127.0.0.1:9/000000000000/orders")):

@@ -251,7 +251,7 @@ async def test_a_queue_that_fails_warns_and_stops_no_other() -> None:
     ("error", "is_logged"),
     [(Disconnected("gone"), False), (ValueError("bug"), True)],
 )
-async def test_what_nobody_foresaw_is_logged(
+async def test_an_unforeseen_error_is_logged(
     error: Exception, is_logged: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     outside = Outside(trouble={"memory": error})

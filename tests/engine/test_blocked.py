@@ -135,7 +135,7 @@ async def test_an_open_circuit_is_time_without_progress_too() -> None:
 
 
 @pytest.mark.rule("WQ-5")
-async def test_messages_that_are_delivered_in_parallel_block_nobody() -> None:
+async def test_messages_that_are_delivered_in_parallel_block_no_others() -> None:
     parallel = pool(retry=every(9), parallel_ungrouped=True)
     async with running(parallel, sender=failing("a")) as rig:
         await rig.publish(body("a", poolCode="P"))
@@ -159,7 +159,7 @@ async def test_a_target_that_puts_it_off_has_not_failed(answer: Reply) -> None:
 
 @pytest.mark.rule("WQ-5")
 @pytest.mark.parametrize("mode", ["IMMEDIATE", "NEXT_ON_ERROR"])
-async def test_what_holds_nobody_back_blocks_no_group(mode: str) -> None:
+async def test_a_message_that_holds_no_others_blocks_no_group(mode: str) -> None:
     async with running(pool(retry=every(9)), sender=failing("a")) as rig:
         await rig.publish(*grouped("a", "b", dispatchMode=mode))
         await asyncio.sleep(3600)

@@ -581,7 +581,7 @@ class TestEarlyArrivals:
             assert on.rig.warnings == []
 
     @pytest.mark.parametrize("ahead", [None, 3601.0])
-    async def test_a_delay_is_ignored_if_nobody_knows_the_publication(
+    async def test_a_delay_is_ignored_if_the_time_of_publication_is_unknown(
         self, ahead: float | None
     ) -> None:
         async with stage() as on:

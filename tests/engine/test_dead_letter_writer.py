@@ -89,7 +89,7 @@ async def test_letters_of_one_batch_were_first_seen_at_one_instant() -> None:
 
 
 @pytest.mark.rule("ID-1", "ID-3")
-async def test_a_queue_that_was_made_anew_overwrites_no_letter(store: DeadLetterStore) -> None:
+async def test_a_recreated_queue_overwrites_no_letter(store: DeadLetterStore) -> None:
     await die(store, ReceivedMessage(body("a"), "h", "1"))
 
     kept = await die(store, ReceivedMessage(body("b"), "h", "1"))

@@ -293,7 +293,7 @@ async def test_of_the_copies_that_wait_only_those_with_a_lease_are_kept() -> Non
 
 
 @pytest.mark.rule("ROUTE-3", "P1", "BRK-3")
-async def test_a_copy_whose_lease_has_ended_is_not_acknowledged_any_more() -> None:
+async def test_a_copy_whose_lease_has_ended_is_no_longer_acknowledged() -> None:
     queue = ScriptedQueue(lease_seconds=300)
     async with scripted(queue, takes=5) as rig:
         queue.hand_over(

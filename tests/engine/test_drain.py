@@ -21,7 +21,7 @@ def nacked(rig: Rig) -> list[tuple[float, str, float]]:
 
 
 @pytest.mark.rule("CFG-6")
-async def test_what_has_no_open_post_goes_back_at_once_and_is_routed_anew() -> None:
+async def test_a_message_without_an_open_post_goes_back_at_once_and_is_routed_again() -> None:
     async with running(
         pool(concurrency=1), pool("DEFAULT-POOL"), sender=FakeSender(takes=10)
     ) as rig:
@@ -294,7 +294,7 @@ class TestRevival:
             assert late.state is State.QUEUED
 
     @pytest.mark.rule("MED-2")
-    async def test_what_was_withdrawn_between_its_tries_starts_anew(self) -> None:
+    async def test_a_message_withdrawn_between_its_tries_starts_again(self) -> None:
         sender = FakeSender(takes=1)
         sender.script("a", REFUSED)
         async with running(pool(), sender=sender) as rig:

@@ -523,7 +523,7 @@ async def test_producers_that_make_up_pools_do_not_fill_the_memory() -> None:
 
 
 @pytest.mark.rule("ROUTE-5")
-async def test_nobody_waits_for_a_pool_that_does_not_exist() -> None:
+async def test_no_message_waits_for_a_pool_that_does_not_exist() -> None:
     async with running() as rig:
         rig.manager.pools.watch("P", rig.manager.consumers["q"].flow)
 

@@ -909,7 +909,7 @@ def test_a_silence_that_is_waited_for_here_is_short() -> None:
 
 
 @pytest.mark.rule("GATE-5")
-async def test_a_line_that_nobody_waits_in_any_more_stops_no_other() -> None:
+async def test_an_empty_line_stops_no_other_line() -> None:
     woken: list[Line] = []
     origin = Targets(Breakers(on_change=lambda _: None)).of(ORIGIN)
     left, other = (Line(origin, Flow(Lanes()), woken.append, OrderedDict()) for _ in range(2))

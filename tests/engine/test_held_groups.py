@@ -174,7 +174,7 @@ async def test_a_letter_that_died_after_retries_holds_its_group() -> None:
 
 
 @pytest.mark.rule("ORD-11", "POOL-7")
-async def test_messages_that_block_nobody_hold_nobody() -> None:
+async def test_messages_that_block_no_others_hold_no_others() -> None:
     async with parking(sender=failing(GONE), queue=HOLD) as (rig, _):
         loose = grouped("a", dispatchMode="NEXT_ON_ERROR")
         await rig.publish(*loose, *grouped("b"), queue=HOLD)
@@ -674,7 +674,7 @@ G = ("P", "g")
 
 @EVERY_KIND
 @OPERATORS
-async def test_a_held_group_is_shown_released_and_not_held_any_more(queue: QueueConfig) -> None:
+async def test_a_held_group_is_shown_and_after_its_release_is_gone(queue: QueueConfig) -> None:
     async with parking(sender=failing(GONE), queue=queue) as (rig, _):
         await rig.publish(*grouped("a", "b"), queue=queue)
         await asyncio.sleep(10)

@@ -173,7 +173,7 @@ async def test_a_queue_whose_broker_holds_groups_is_received_by_all() -> None:
 
 
 @pytest.mark.rule("CFG-10")
-async def test_nobody_consumes_what_no_lease_was_given_for() -> None:
+async def test_no_router_consumes_a_queue_without_its_lease() -> None:
     server = LeaseServer()
     server.of("q").fail()
     async with router(server, "one", [free("q")]) as one:
@@ -200,7 +200,7 @@ async def test_a_lease_is_refreshed_every_third_of_its_ttl() -> None:
 
 
 @pytest.mark.rule("CFG-10", "P2")
-async def test_who_loses_a_lease_sends_and_settles_nothing_of_that_queue_any_more() -> None:
+async def test_a_router_that_loses_a_lease_sends_and_settles_nothing_more_of_that_queue() -> None:
     server = LeaseServer()
     sender = FakeSender(takes=15)
     shared = QueueConfig(name="shared", uri="memory://shared", broker=BROKER)
@@ -291,7 +291,7 @@ async def test_a_released_queue_is_drained_and_taken_by_another_router() -> None
 
 
 @pytest.mark.rule("CFG-10")
-async def test_a_released_queue_that_nobody_wants_comes_back_after_the_ttl() -> None:
+async def test_a_released_queue_that_no_other_takes_comes_back_after_the_ttl() -> None:
     async with router(LeaseServer(), "one", [free("q")]) as one:
         await asyncio.sleep(1)
         one.leases.release("q")

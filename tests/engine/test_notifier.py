@@ -133,7 +133,7 @@ async def test_a_channel_that_fails_for_long_keeps_the_latest_and_counts_the_res
 
 
 @pytest.mark.rule("MED-4")
-async def test_a_breaker_is_told_of_once_when_it_opens_and_once_when_it_closes() -> None:
+async def test_a_breaker_is_reported_once_when_it_opens_and_once_when_it_closes() -> None:
     channel = FakeChannel()
     telling = notifier(channel)
     breaker = Breakers(telling.breaker_changed).of("http://t:80")
@@ -163,7 +163,7 @@ async def test_without_a_channel_nothing_is_gathered() -> None:
 
 
 @pytest.mark.rule("OPS-1")
-async def test_a_consumer_is_told_of_when_it_is_restarted_and_when_it_receives_again() -> None:
+async def test_a_consumer_is_reported_when_it_restarts_and_when_it_receives_again() -> None:
     channel = FakeChannel()
     telling = notifier(channel)
     async with BrokerRegistry(worker_id="test", dedup_window=300) as registered:
@@ -231,7 +231,7 @@ async def test_a_change_of_roles_is_told_once_and_so_is_the_way_back() -> None:
 
 
 @pytest.mark.rule("CFG-9")
-async def test_nobody_to_tell_costs_nothing() -> None:
+async def test_without_recipients_notifications_cost_nothing() -> None:
     telling = notifier()
 
     telling.role_changed(primary=True)

@@ -247,7 +247,7 @@ class TestRetryPolicy:
             assert [(each.failures, each.requests) for each in rig.letters.letters] == [(2, 6)]
             assert rig.witness.tallies["a"].failures == 1
 
-    async def test_deferring_for_ever_uses_up_no_attempt(self) -> None:
+    async def test_deferring_without_end_uses_up_no_attempt(self) -> None:
         sender = failing(*[SOON, RATE_LIMITED] * 10)
         async with running(pool(retry=RetryPolicy(max_attempts=1)), sender=sender) as rig:
             await rig.publish(*grouped("a"))

@@ -246,7 +246,7 @@ async def test_an_early_message_of_a_stored_group_keeps_its_time_and_place() -> 
 
 
 @pytest.mark.rule("ORD-6", "POOL-7")
-async def test_messages_that_block_nobody_are_stored_alone() -> None:
+async def test_messages_that_block_no_others_are_stored_alone() -> None:
     async with parking(sender=failing(SOON)) as (rig, logs):
         loose = grouped("a", dispatchMode="NEXT_ON_ERROR")
         await rig.publish(*loose, *grouped("b", "c"), queue=PARK)
@@ -567,7 +567,7 @@ async def test_a_batch_comes_again_if_a_shared_store_does_not_answer() -> None:
 
 
 @pytest.mark.rule("ORD-4")
-async def test_a_group_stays_stored_while_nobody_can_tell() -> None:
+async def test_a_group_stays_stored_while_its_state_is_unknown() -> None:
     async with parking(sender=failing(SOON)) as (rig, logs):
         await rig.publish(*grouped("a"), queue=PARK)
         await asyncio.sleep(5.5)

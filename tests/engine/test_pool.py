@@ -80,7 +80,7 @@ async def test_the_capacity_follows_the_concurrency() -> None:
 
 
 @pytest.mark.rule("POOL-1")
-async def test_room_is_told_of_only_when_there_is_some_worth_fetching_for() -> None:
+async def test_consumers_are_woken_only_when_there_is_room_worth_fetching_for() -> None:
     sender = FakeSender(takes=1)
     async with running(pool(concurrency=1), sender=sender) as rig:
         await rig.publish(*(body(str(n), poolCode="P", messageGroupId=str(n)) for n in range(60)))

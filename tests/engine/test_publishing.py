@@ -250,7 +250,7 @@ async def test_calls_side_by_side_share_the_connection_and_keep_their_order() ->
 
 
 @pytest.mark.rule("WQ-1")
-async def test_a_connection_that_nobody_uses_is_closed_and_opened_anew() -> None:
+async def test_an_unused_connection_is_closed_and_opened_again_on_use() -> None:
     queues = FakeQueues()
 
     async with publishing_to(queues) as publishing:
@@ -299,7 +299,7 @@ async def test_a_queue_out_of_reach_breaks_the_publish_off() -> None:
 
 
 @pytest.mark.rule("P5")
-async def test_a_queue_that_hangs_is_given_up_and_opened_anew() -> None:
+async def test_a_queue_that_hangs_is_given_up_and_opened_again() -> None:
     queues = FakeQueues(takes=1e9)
     clock = asyncio.get_running_loop().time
 
@@ -374,7 +374,7 @@ async def test_a_caller_that_gave_up_does_not_disturb_the_next() -> None:
 
 
 @pytest.mark.rule("P5")
-async def test_a_bug_in_an_adapter_reaches_its_caller_and_nobody_else() -> None:
+async def test_a_bug_in_an_adapter_reaches_only_its_caller() -> None:
     queues = FakeQueues(failures=[ZeroDivisionError()])
 
     async with publishing_to(queues) as publishing:

@@ -76,7 +76,7 @@ async def test_the_default_pool_is_never_drained_by_a_sync_that_does_not_name_it
 
 
 @pytest.mark.rule("CFG-6")
-async def test_the_default_pool_goes_back_to_twenty_when_it_is_not_named_any_more() -> None:
+async def test_the_default_pool_returns_to_twenty_once_it_is_no_longer_named() -> None:
     async with running(pool(DEFAULT_POOL, 3)) as rig:
         named = rig.pool(DEFAULT_POOL).config.concurrency
         await rig.apply(pool("P"))

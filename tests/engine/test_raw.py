@@ -345,7 +345,7 @@ async def test_a_letter_is_replayed_to_queues_of_its_kind_only(tmp_path: Path) -
 
 
 @pytest.mark.rule("RAW-1")
-async def test_nobody_publishes_to_a_raw_queue_through_the_router() -> None:
+async def test_the_router_publishes_nothing_to_a_raw_queue() -> None:
     queues = FakeQueues()
     config = RoutingConfig((RAW_ORDERS,))
     async with open_publishing(

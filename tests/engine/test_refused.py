@@ -96,7 +96,7 @@ async def test_what_was_stored_of_a_refused_call_is_not_published_again() -> Non
 
 
 @pytest.mark.rule("CMD-3", "P5")
-async def test_what_keeps_being_refused_goes_alone_and_hurries_nobody() -> None:
+async def test_what_keeps_being_refused_goes_alone_and_delays_no_other() -> None:
     async with stage() as on:
         on.brokers.published.refused |= {"m4-reply": REFUSED, "m5-reply": REFUSED}
         hand_over_all(on, replyTo="replies")

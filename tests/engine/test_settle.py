@@ -465,7 +465,7 @@ async def test_what_goes_back_is_not_adopted_by_another_connection_before_its_na
 
 
 @pytest.mark.rule("ROUTE-2", "FIFO-1")
-async def test_what_waits_for_a_slow_nack_of_another_connection_is_adopted_by_nobody() -> None:
+async def test_a_message_that_waits_for_a_slow_nack_of_another_connection_is_not_adopted() -> None:
     """Adopted, it would be held for ever: its own NACK would find it gone, and no lane has it."""
     takes = {"receive": 1.0, "nack": 10.0}
     queue = ScriptedQueue(holds_groups=False, lease_seconds=30, takes=takes)

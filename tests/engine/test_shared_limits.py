@@ -101,7 +101,7 @@ async def test_a_high_rate_is_asked_for_ten_times_a_second() -> None:
 
 
 @pytest.mark.rule("LIM-1")
-async def test_slots_that_nobody_used_in_time_are_lost() -> None:
+async def test_slots_that_are_not_used_in_time_are_lost() -> None:
     server = MemoryLimits()
     async with routers(server, 1, pool(rate_per_minute=6_000, burst=1)) as (rig,):
         await publish(rig, 1)  # reserves ten, for a tenth of a second

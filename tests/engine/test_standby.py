@@ -120,7 +120,7 @@ async def test_a_standby_consumes_nothing_and_knows_who_works() -> None:
 
 
 @pytest.mark.rule("CFG-9")
-async def test_nobody_has_ever_been_asked_by_a_router_that_just_starts() -> None:
+async def test_a_router_that_just_starts_has_asked_no_lock_server() -> None:
     server = LockServer(TTL)
     server.fail()
     async with router(server) as one:
@@ -130,7 +130,7 @@ async def test_nobody_has_ever_been_asked_by_a_router_that_just_starts() -> None
 
 
 @pytest.mark.rule("CFG-9")
-async def test_a_server_that_just_started_lets_nobody_work_until_it_is_safe() -> None:
+async def test_a_server_that_just_started_grants_no_lock_until_it_is_safe() -> None:
     async with router(LockServer(TTL, is_new=True)) as one:
         await asyncio.sleep(5.5)
         before = one.standby.status()
@@ -172,7 +172,7 @@ async def test_it_counts_from_before_the_server_was_asked() -> None:
 
 
 @pytest.mark.rule("CFG-9")
-async def test_a_lock_that_was_told_of_too_late_is_not_used() -> None:
+async def test_a_lock_whose_grant_arrives_too_late_is_not_used() -> None:
     server = LockServer(TTL, takes=4)
     async with router(server) as one:
         await asyncio.sleep(1)

@@ -56,7 +56,7 @@ async def test_no_more_wait_for_work_than_may(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.rule("POOL-2")
-async def test_once_stopped_nobody_waits_and_what_runs_is_finished() -> None:
+async def test_after_a_stop_no_worker_waits_and_running_work_is_finished() -> None:
     async with running(pool("P")) as rig:
         await deliver(rig, a=1.0, b=5.0)
         await asyncio.sleep(2)

@@ -27,7 +27,7 @@ async def test_ticks_are_there_after_a_restart(tmp_path: Path) -> None:
 
 @pytest.mark.rule("CMD-10")
 @pytest.mark.parametrize("content", [b"", b'{"a": 60', b"[1]", b"\xff", b'{"a": "x"}'])
-async def test_a_file_that_cannot_be_read_is_told_of_and_written_anew(
+async def test_an_unreadable_file_is_reported_and_replaced(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "schedules.json"

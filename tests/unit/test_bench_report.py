@@ -64,7 +64,7 @@ def test_a_page_has_the_table_its_note_and_its_images() -> None:
     ]
 
 
-def test_only_what_stands_between_the_marks_of_a_page_is_written_anew() -> None:
+def test_only_what_stands_between_the_marks_of_a_page_is_rewritten() -> None:
     page = f"# Title\n\n{BEGIN}\n\nold\n\n{END}\n\nafter\n"
 
     written = with_figures(page, ["new"])

@@ -17,7 +17,7 @@ def test_failures_are_counted_by_origin_and_fault() -> None:
 
 
 @pytest.mark.rule("MED-4", "P4")
-def test_only_so_many_origins_have_counts_of_their_own() -> None:
+def test_only_a_limited_number_of_origins_have_counts_of_their_own() -> None:
     counts = OriginCounts()
 
     for n in range(MAX_COUNTED_ORIGINS + 5):

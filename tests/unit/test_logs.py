@@ -45,7 +45,7 @@ def record(text: str) -> logging.LogRecord:
 
 
 @pytest.mark.rule("OPS-5", "P5")
-def test_b6_a_reader_that_stands_still_holds_up_nobody_and_what_is_dropped_is_counted(
+def test_b6_a_reader_that_stands_still_holds_up_nothing_and_dropped_lines_are_counted(
     pipe: tuple[int, int],
 ) -> None:
     reader, writer = pipe

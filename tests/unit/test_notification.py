@@ -165,7 +165,7 @@ def test_b9_a_severe_warning_takes_the_place_of_a_mild_one() -> None:
 
 
 @pytest.mark.rule("P4")
-def test_what_was_told_is_not_remembered_for_ever() -> None:
+def test_what_was_reported_is_forgotten_in_time() -> None:
     gathering = PendingDigest(Severity.INFO)
 
     for number in range(MOST_WARNINGS + 1):

@@ -29,7 +29,7 @@ def test_a_mate_that_is_due_soon_is_awaited() -> None:
 
 
 @pytest.mark.rule("FIFO-1")
-def test_another_group_waits_for_nobody() -> None:
+def test_another_group_does_not_wait() -> None:
     pending_retries = PendingRetries()
     pending_retries.expect(1, body("g"), now=0.0, delay=1.0)
 
@@ -74,7 +74,7 @@ def test_what_was_returned_again_is_awaited_at_its_new_time() -> None:
 
 @pytest.mark.rule("P4")
 @given(st.lists(st.tuples(KEYS, st.floats(0, 9), st.booleans()), max_size=20))
-def test_nothing_is_remembered_for_ever(returned: list[tuple[int, float, bool]]) -> None:
+def test_everything_is_forgotten_in_time(returned: list[tuple[int, float, bool]]) -> None:
     pending_retries = PendingRetries()
     for key, delay, comes in returned:
         pending_retries.expect(key, body("g"), now=0.0, delay=delay)

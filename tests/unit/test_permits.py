@@ -117,7 +117,7 @@ async def test_those_who_come_back_are_served_in_turn_as_far_as_the_limit_goes()
 
 
 @pytest.mark.rule("POOL-6")
-async def test_when_nobody_sends_any_more_all_are_let_in() -> None:
+async def test_when_nothing_more_is_sent_all_are_let_in() -> None:
     permits = taken(1, 1).permits
     async with asyncio.TaskGroup() as tasks:
         for _ in range(2):

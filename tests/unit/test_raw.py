@@ -229,7 +229,7 @@ def test_a_large_body_and_a_queue_that_is_not_raw_are_malformed() -> None:
 
 
 @pytest.mark.rule("RAW-3", "ID-1")
-def test_what_nobody_has_named_is_never_a_duplicate() -> None:
+def test_a_nameless_message_is_never_a_duplicate() -> None:
     one = received(b"{}", Source(token="1"), broker_id=None)
     two = received(b"{}", Source(token="2"), broker_id=None)
 

@@ -150,7 +150,7 @@ def test_the_schedule_is_walked_and_then_the_message_is_given_up() -> None:
 
 
 @pytest.mark.rule("WQ-5")
-def test_without_a_last_attempt_it_is_retried_for_ever() -> None:
+def test_without_a_last_attempt_it_is_retried_without_end() -> None:
     action, _ = decided(UNAVAILABLE, RetryPolicy(), failures=1_000_000)
 
     assert action == Retry(FAILED, 30.0, "HTTP 503")
@@ -221,7 +221,7 @@ def test_no_delay_is_longer_than_a_broker_can_do(
         (10 * MAX_REFUSALS, REFUSED_SECONDS - 1, False),
     ],
 )
-def test_a_message_is_given_up_after_so_many_refusals_and_so_long(
+def test_a_message_is_given_up_after_enough_refusals_and_enough_time(
     count: int, seconds: float, is_final: bool
 ) -> None:
     assert Refusals(count, 100.0, "no").is_final(100.0 + seconds) == is_final

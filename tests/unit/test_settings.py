@@ -105,7 +105,7 @@ def test_sizes_are_read_in_all_their_units(text: str, expected: int) -> None:
 
 
 @pytest.mark.rule("DLQ-1")
-def test_dead_letters_are_kept_for_ever_up_to_a_gibibyte_unless_set_otherwise() -> None:
+def test_dead_letters_are_kept_up_to_a_gibibyte_without_an_age_limit_by_default() -> None:
     usual = Settings.from_env({})
     own = Settings.from_env(
         {

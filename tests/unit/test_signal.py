@@ -30,7 +30,7 @@ async def test_a_ring_wakes_everyone_who_waits() -> None:
     assert [each.result() for each in waiting] == [3, 3]
 
 
-async def test_patience_ends_when_nobody_rings() -> None:
+async def test_a_wait_ends_at_its_limit_without_a_ring() -> None:
     assert await wait(Signal(), at_most=10) == 10
 
 
@@ -47,7 +47,7 @@ async def test_a_ring_at_the_very_end_of_patience_wakes_once() -> None:
     assert waiting.result() == 10
 
 
-async def test_an_earlier_ring_wakes_nobody() -> None:
+async def test_an_earlier_ring_wakes_no_waiter() -> None:
     signal = Signal()
     signal.ring()
 

@@ -249,7 +249,7 @@ async def test_a_publication_outlasts_a_power_cut_and_the_rest_may_be_done_again
 
 
 @pytest.mark.rule("P5")
-async def test_large_bodies_are_read_and_deleted_where_that_holds_up_nobody() -> None:
+async def test_large_bodies_are_read_and_deleted_where_they_hold_up_no_others() -> None:
     database = NotingDatabase()
     queue = queue_in(database)
     bodies = [b"small", b"1" * 300_000, b"", b"2" * 65_536, b"3" * 65_537, b"last"]

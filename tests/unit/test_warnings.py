@@ -228,7 +228,7 @@ def test_b9_a_long_text_is_cut() -> None:
 
 
 @pytest.mark.rule("OPS-2")
-def test_a_warning_pushed_out_and_raised_again_starts_anew() -> None:
+def test_a_warning_pushed_out_and_raised_again_starts_again() -> None:
     book = WarningBook()
     for number in range(MOST_WARNINGS_OF_ONE_CODE + 1):
         warn(book, str(number))

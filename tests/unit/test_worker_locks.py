@@ -207,7 +207,7 @@ def test_a_worker_without_a_file_may_be_alive(locks: WorkerLocks) -> None:
 
 
 @pytest.mark.rule("WQ-10")
-def test_without_a_boot_id_nobody_is_dead(prefix: Path) -> None:
+def test_without_a_boot_id_no_worker_counts_as_dead(prefix: Path) -> None:
     left_behind(prefix, "anna", "")
 
     assert dead(WorkerLocks(prefix, boot_id="")) == []
@@ -215,7 +215,7 @@ def test_without_a_boot_id_nobody_is_dead(prefix: Path) -> None:
 
 @pytest.mark.rule("WQ-10")
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p"])
-def test_on_a_network_file_system_nobody_is_dead(
+def test_on_a_network_file_system_no_worker_counts_as_dead(
     prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     left_behind(prefix, "anna")
@@ -230,7 +230,7 @@ def test_on_a_network_file_system_nobody_is_dead(
 
 
 @pytest.mark.rule("WQ-10")
-def test_where_mounts_are_unknown_nobody_is_dead(
+def test_where_mounts_are_unknown_no_worker_counts_as_dead(
     prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left_behind(prefix, "anna")

@@ -87,7 +87,7 @@ async def test_what_is_released_is_free_at_once(one: Lock, two: Lock) -> None:
 
 
 @pytest.mark.rule("CFG-9")
-async def test_nobody_releases_or_renews_what_another_one_has(one: Lock, two: Lock) -> None:
+async def test_a_lock_is_released_and_renewed_only_by_its_holder(one: Lock, two: Lock) -> None:
     mine = await taken(one)
     await two.release()
 
@@ -160,7 +160,7 @@ async def test_a_server_that_does_not_answer_is_no_lock_and_is_found_again(
 
 
 @pytest.mark.rule("CFG-9")
-async def test_a_restarted_server_lets_nobody_have_what_another_one_may_rely_on(
+async def test_a_restarted_server_grants_no_lock_that_another_may_still_hold(
     place: LockPlace, one: Lock, two: Lock
 ) -> None:
     """Whether or not it has kept the lock."""

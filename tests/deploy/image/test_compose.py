@@ -56,7 +56,7 @@ def test_images_are_named_to_the_last_digit_or_built_here(service: Service) -> N
 
 @pytest.mark.rule("CFG-1")
 @EACH
-def test_nobody_gets_more_of_the_machine_than_is_needed(service: Service) -> None:
+def test_each_service_gets_only_the_rights_it_needs(service: Service) -> None:
     limits = service["deploy"]["resources"]["limits"]
 
     assert float(limits["cpus"]) <= 1
@@ -68,7 +68,7 @@ def test_nobody_gets_more_of_the_machine_than_is_needed(service: Service) -> Non
 
 @pytest.mark.rule("CFG-1")
 @EACH
-def test_everyone_can_be_asked_how_he_is_but_those_whom_nobody_waits_for(service: Service) -> None:
+def test_every_service_that_others_wait_for_has_a_health_check(service: Service) -> None:
     check = service["healthcheck"]
 
     assert "test" in check or service is SERVICES["router"] or check == {"disable": True}

@@ -363,7 +363,7 @@ async def test_a_changed_secret_is_used_after_the_next_look(tmp_path: Path) -> N
 
 
 @pytest.mark.rule("TGT-6")
-async def test_a_secret_that_cannot_be_read_any_more_keeps_its_last_value(tmp_path: Path) -> None:
+async def test_a_secret_that_can_no_longer_be_read_keeps_its_last_value(tmp_path: Path) -> None:
     path = Path(write(tmp_path / "key", SECRET))
     async with listening() as target:
         key = {**api_key(target.port), "valueFile": str(path)}

@@ -74,7 +74,7 @@ async def test_a_cancelled_call_that_has_not_begun_never_does() -> None:
 
 
 @pytest.mark.rule("CMD-9")
-def test_a_thread_that_ends_after_the_event_loop_disturbs_nobody() -> None:
+def test_a_thread_that_ends_after_the_event_loop_does_no_harm() -> None:
     threads, gate = HandlerThreads(1), threading.Event()
 
     async def leave_it() -> None:

@@ -94,7 +94,7 @@ async def test_a_webhook_gets_everything_as_json(web: WebServer) -> None:
 
 
 @pytest.mark.rule("OPS-2")
-async def test_slack_gets_a_text_in_which_nobodys_words_can_mention_anyone(web: WebServer) -> None:
+async def test_slack_gets_a_text_in_which_foreign_words_mention_no_one(web: WebServer) -> None:
     (channel,) = open_channels("host.test", slack=web.url)
 
     await channel.send(DIGEST)

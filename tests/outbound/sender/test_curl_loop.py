@@ -149,7 +149,7 @@ async def test_without_a_descriptor_for_its_second_address_no_host_is_blamed() -
 
 
 @pytest.mark.rule("P5")
-async def test_an_idle_connection_that_ends_wakes_nobody_again_and_again() -> None:
+async def test_an_idle_connection_that_ends_does_not_wake_the_loop_repeatedly() -> None:
     async with listening() as target, curl() as loop:
         await loop.post(target.url, [], b"", 5)
         target.close_all()

@@ -455,7 +455,7 @@ async def test_a_handshake_that_hangs_is_a_network_fault() -> None:
 
 
 @pytest.mark.rule("MED-3", "P5")
-async def test_a_host_that_lets_nobody_in_costs_each_request_the_connect_timeout() -> None:
+async def test_a_host_that_accepts_no_connection_costs_each_request_the_connect_timeout() -> None:
     loop = asyncio.get_running_loop()
     with nobody_accepts() as url:
         async with sending(options=CurlOptions(connect_timeout=0.3)) as sender:
@@ -468,7 +468,7 @@ async def test_a_host_that_lets_nobody_in_costs_each_request_the_connect_timeout
 
 
 @pytest.mark.rule("MED-1")
-async def test_what_nobody_foresaw_is_an_answer_too() -> None:
+async def test_an_unforeseen_error_is_an_answer_too() -> None:
     def broken_clock() -> float:
         raise RuntimeError("no time")
 
@@ -739,7 +739,7 @@ async def test_a_proxy_that_cannot_be_reached_is_a_fault_of_the_router(proxy: st
 
 
 @pytest.mark.rule("MED-3", "MED-4")
-async def test_a_proxy_that_lets_nobody_in_is_a_fault_of_the_router() -> None:
+async def test_a_proxy_that_accepts_no_connection_is_a_fault_of_the_router() -> None:
     with nobody_accepts() as url:
         options = CurlOptions(proxy=url, connect_timeout=0.3)
         async with sending(options=options) as sender:

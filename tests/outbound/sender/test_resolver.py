@@ -74,7 +74,7 @@ def age(addresses: HostAddresses, seconds: float) -> None:
 
 
 @pytest.mark.rule("P5")
-async def test_slow_names_delay_nobody_else() -> None:
+async def test_slow_names_delay_no_others() -> None:
     with slow_names() as names:
         async with listening() as target, curl(names) as loop:
 

@@ -270,7 +270,7 @@ async def test_what_a_slow_collector_cannot_take_is_dropped_and_counted(
 
 
 @pytest.mark.rule("MED-1")
-async def test_a_visit_that_cannot_be_told_disturbs_nobody(
+async def test_a_visit_that_cannot_be_reported_does_no_harm(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     untellable = replace(HAND_OVER, target="http://[::1")

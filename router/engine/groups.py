@@ -6,7 +6,7 @@ the order store of a queue that is none. Here it is found again, and decided abo
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
@@ -30,6 +30,7 @@ from router.ports import (
     DeadLetterStore,
     HeldLetter,
     OrderLog,
+    OrderLogs,
     Publication,
     QueueRefused,
     StoredGroup,
@@ -71,8 +72,9 @@ class GroupDesk:
         self._store = manager.deps.order
         self._letters = letters
         self._alerts = manager.deps.alerts
-        self._left: Sequence[str] = ()  # warnings of what no queue delivers …
+        self._left: Mapping[str, int] = {}  # messages that no queue delivers, by its name …
         self._looked_for: RoutingConfig | None = None  # … by this configuration
+        self._away = set[str]()  # queues whose groups cannot be looked at
 
     async def groups(
         self, queue: str | None, limit: int, *, only_held: bool
@@ -86,7 +88,7 @@ class GroupDesk:
             return await order_log.groups(limit, only_held=only_held or not is_store)
 
         found, away = list[QueueGroup](), list[BrokeOff]()
-        for config in self._strict_queues(queue):
+        for config in self._queues(queue):
             answers, failure = await self._ask(config, ask)
             found += [QueueGroup(config.name, each) for groups in answers for each in groups]
             self._note_away(config.name, failure)
@@ -97,7 +99,7 @@ class GroupDesk:
 
     async def show(self, queue: str, group: GroupKey) -> QueueGroup:
         """Return a group with the ids of its messages. Raises Unknown or BrokeOff."""
-        (config,) = self._strict_queues(queue)
+        (config,) = self._queues(queue)
 
         async def ask(order_log: OrderLog, _: bool) -> QueueGroup | None:
             found = await order_log.find_group(group)
@@ -132,7 +134,7 @@ class GroupDesk:
 
     async def _held(self, queue: str, group: GroupKey) -> QueueGroup:
         """Return a group that is held, with its letter. Raises Unknown, Conflict, BrokeOff."""
-        (config,) = self._strict_queues(queue)
+        (config,) = self._queues(queue)
 
         async def ask(order_log: OrderLog, _: bool) -> QueueGroup | None:
             found = await order_log.find_group(group)
@@ -146,7 +148,7 @@ class GroupDesk:
         return held
 
     async def _release(self, held: QueueGroup) -> QueueGroup:
-        (config,) = self._strict_queues(held.queue)
+        (config,) = self._queues(held.queue)
 
         async def ask(order_log: OrderLog, _: bool) -> QueueGroup | None:
             stored = held.stored
@@ -171,7 +173,7 @@ class GroupDesk:
             return found if found is not None and (is_store or found.is_held) else None
 
         away: BrokeOff | None = None
-        for config in self._strict_queues(None):
+        for config in self._queues(None):
             answers, failure = await self._ask(config, ask)
             away = away or failure
             for found in answers:
@@ -193,9 +195,11 @@ class GroupDesk:
     async def measure(self) -> None:
         """Look what the stores of strict queues have, and warn of what does not go on."""
         await self._look_for_left()
+        for name in self._away - self._manager.consumers.keys():
+            self._note_away(name, None)  # it is not for us to look at it again
         for consumer in list(self._manager.consumers.values()):
             name, source = consumer.queue.name, f"Consumer:{consumer.queue.name}"
-            if not consumer.queue.is_strict:
+            if not _may_hold(consumer.queue):
                 continue
             try:
                 held, failure = await self._ask(consumer.queue, _count_held)
@@ -227,24 +231,48 @@ class GroupDesk:
             except BrokerError as error:
                 log.info("the order store was not looked through: %s", error)
                 return
-            self._left = [
-                f"{count} messages wait in the order store of {name.removeprefix(ORDER_PREFIX)}, "
-                "and no strict queue of this name delivers them"
+            self._left = {
+                name.removeprefix(ORDER_PREFIX): count
                 for name, count in sorted(stored.items())
                 if name not in known
-            ]
+            }
             self._looked_for = config
             self._alerts.withdraw(Code.ORDER_STORE, SOURCE)
-        for text in self._left:
+        for name, count in self._left.items():
+            text = (
+                f"{count} messages wait in the order store of {name}, and no strict queue of this"
+                f" name delivers them: configure one, or look at `message-router groups list"
+                f" --queue {name}`"
+            )
             self._alerts.of(SOURCE)(Code.ORDER_STORE, text)
 
-    def _strict_queues(self, name: str | None) -> Sequence[QueueConfig]:
-        """Return the strict queues, or the one of this name. Raises Unknown."""
+    def _queues(self, name: str | None) -> Sequence[QueueConfig]:
+        """Return the queues of which groups may wait, or the one of this name. Raises Unknown.
+
+        One that is not in the configuration has nothing but what is left in its order store.
+        """
         queues = self._manager.applied.queues
-        found = [each for each in queues if each.is_strict and name in (None, each.name)]
+        names = {each.name for each in queues}
+        gone = [QueueConfig(name=each, uri="") for each in self._left if each not in names]
+        found = [
+            each for each in [*filter(self._may_wait, queues), *gone] if name in (None, each.name)
+        ]
         if name is not None and not found:
             raise Unknown(f"there is no strict queue {name!r} in the configuration")
         return found
+
+    def _may_wait(self, queue: QueueConfig) -> bool:
+        return _may_hold(queue) or queue.name in self._left
+
+    def _places(self, queue: QueueConfig) -> Sequence[tuple[QueueConfig, OrderLogs]]:
+        """Return where groups of a queue may wait: in itself, and in its order store."""
+        store = self._store
+        if store is None:
+            return ()
+        places = [queue] if queue.uri else []
+        if queue.is_strict or queue.name in self._left:
+            places.append(store.queue_of(queue))
+        return [(each, store.logs) for each in places]
 
     async def _ask(
         self,
@@ -258,15 +286,11 @@ class GroupDesk:
         The question is also told whether it asks the store. Return the answers, and the first
         failure.
         """
-        store, answers = self._store, list[T]()
+        answers = list[T]()
         failure: BrokeOff | None = None
-        places = () if store is None else ((queue, store), (store.queue_of(queue), store))
-        for place, owner in places:
+        for place, logs in self._places(queue):
             try:
-                async with (
-                    asyncio.timeout(ASK_SECONDS),
-                    owner.logs.open_order_log(place) as order_log,
-                ):
+                async with asyncio.timeout(ASK_SECONDS), logs.open_order_log(place) as order_log:
                     answer = await question(order_log, place is not queue)
             except QueueRefused:  # it is no work queue
                 continue
@@ -293,8 +317,10 @@ class GroupDesk:
         """Warn of a queue whose groups cannot be looked at, until they can."""
         source = f"{SOURCE}:{queue}:groups"
         if failure is None:
+            self._away.discard(queue)
             self._alerts.withdraw(Code.ORDER_STORE, source)
         else:
+            self._away.add(queue)
             text = f"the groups of {queue} that wait cannot be seen: {failure}"
             self._alerts.of(source)(Code.ORDER_STORE, text)
 
@@ -400,6 +426,11 @@ class GroupDesk:
                     if held is not None and wanted == replace(held, body=as_letter(held.body)):
                         return await decide(order_log, group, is_store=place is not queue)
         return False
+
+
+def _may_hold(queue: QueueConfig) -> bool:
+    """Return whether groups of it may be held: it is strict, or was a strict work queue once."""
+    return queue.is_strict or queue.broker.holds_groups(queue.uri)
 
 
 async def _stores_groups(store: OrderStore, queue: QueueConfig) -> bool:

@@ -73,6 +73,8 @@ GONE = Reply(410)  # the target says that no retry can help
 HOLD = replace(FREE_QUEUE, ordering=Ordering.STRICT, holds_letters=True)
 HOLD_ITSELF = replace(QUEUE, ordering=Ordering.STRICT, holds_letters=True)
 HOLD_IN_POOL = replace(HOLD, on_failure=OnFailure.BLOCK)
+HOLDS_GROUPS = BrokerFacts(name="B", schemes=("b",), holds_groups=always)
+HOLD_FACTS = replace(HOLD_ITSELF, broker=HOLDS_GROUPS)
 EVERY_KIND = pytest.mark.parametrize(
     "queue",
     [
@@ -384,7 +386,7 @@ async def test_only_the_router_with_the_store_decides_about_a_letter_that_may_ho
     "queue",
     [
         replace(HOLD, on_failure=OnFailure.BLOCK, holds_letters=False),
-        replace(HOLD, broker=BrokerFacts(name="B", schemes=("b",), holds_groups=always)),
+        replace(HOLD, broker=HOLDS_GROUPS),
     ],
     ids=["blocks", "holds-groups"],
 )
@@ -1028,11 +1030,87 @@ async def test_stored_messages_whose_queue_is_gone_are_warned_of() -> None:
             await desk.measure()
             await desk.measure()
             (text,) = [each.message for each in rig.warnings if each.code == "ORDER_STORE"]
-            assert text.startswith("2 messages wait in the order store of q, and no strict queue")
+            assert text == (
+                "2 messages wait in the order store of q, and no strict queue of this name delivers"
+                " them: configure one, or look at `message-router groups list --queue q`"
+            )
             await rig.apply(pool(), queues=[HOLD])
             await desk.measure()
 
             assert "ORDER_STORE" not in rig.codes
+
+
+@OPERATORS
+@pytest.mark.parametrize(
+    "left",
+    [
+        [replace(HOLD, ordering=None, holds_letters=False)],
+        [replace(QUEUE, name="other", uri="memory://other")],
+    ],
+)
+async def test_the_groups_of_a_queue_that_is_gone_or_not_strict_any_more_are_listed(
+    left: Sequence[QueueConfig],
+) -> None:
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as registry:
+        store = order_store(Counted(registry))
+        async with running(
+            pool(), sender=failing(GONE), queues=[HOLD], brokers=registry, order=store
+        ) as rig:
+            await rig.publish(*grouped("a", "b"), queue=HOLD)
+            await asyncio.sleep(10)
+            await rig.apply(pool(), queues=left)
+            desk = desk_of(rig)
+            await desk.measure()
+
+            (listed,) = await desk.groups(None, 10, only_held=False)
+            assert (listed.queue, listed.stored.group, listed.stored.messages) == ("q", "g", 2)
+            assert (await desk.show("q", G)).ids == ["a", "b"]
+            explained = await desk.explain("b")
+            assert explained is not None
+            assert explained.situation is Situation.HELD
+
+
+@pytest.mark.rule("ORD-11", "ORD-14")
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(replace(HOLD_FACTS, ordering=None), id="not-strict"),
+        pytest.param(replace(HOLD_FACTS, holds_letters=False), id="continues"),
+        pytest.param(replace(HOLD_FACTS, ordering=None, holds_letters=False), id="neither"),
+    ],
+)
+async def test_groups_that_a_work_queue_holds_are_told_of_if_its_entry_does_not_say_so_any_more(
+    changed: QueueConfig,
+) -> None:
+    async with parking(sender=failing(GONE), queue=HOLD_ITSELF) as (rig, _):
+        await rig.publish(*grouped("a", "b"), queue=HOLD_ITSELF)
+        await asyncio.sleep(10)
+        await rig.apply(pool(), queues=[changed])
+        rig.book.clear()
+        desk = desk_of(rig)
+        await desk.measure()
+        assert "GROUP_HELD" in rig.codes
+        (held,) = await desk.groups("q", 10, only_held=False)
+        assert held.stored.is_held
+        await desk.release("q", G)
+        await asyncio.sleep(10)
+
+        assert "GROUP_HELD" not in rig.codes
+        assert [each for _, each in sent(rig)] == ["a", "b"]
+
+
+@OPERATORS
+async def test_a_queue_that_nobody_looks_at_any_more_is_not_warned_of_for_ever() -> None:
+    async with parking(sender=failing(GONE), queue=HOLD) as (rig, logs):
+        desk = desk_of(rig)
+        logs.away = True
+        with pytest.raises(BrokeOff):
+            await desk.groups("q", 10, only_held=True)
+        rig.manager.stop()
+        assert "ORDER_STORE" in rig.codes
+        await desk.measure()
+
+        assert "ORDER_STORE" not in rig.codes
 
 
 @OPERATORS

@@ -58,7 +58,8 @@ class MonitoringHealth(ResponseModel):
 
 
 class QueueStats(ResponseModel):
-    name: str = as_is("orders")
+    name: str = as_is("orders-3")
+    partition_of: str | None = as_is("orders", "The entry that it is a partition of")
     total_messages: int = shown("total.received", 120_500, "Hand-overs by the broker")
     total_messages_5min: int = shown("last_5min.received", 1_204)
     total_messages_30min: int = shown("last_30min.received", 7_310)

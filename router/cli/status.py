@@ -80,7 +80,7 @@ class StatusReport:
         found = self.details
         if not found:
             return []
-        queues, pools = found["queues"].values(), found["pools"].values()
+        queues, pools = _by_entry(found["queues"].values()), found["pools"].values()
         troubled = [each for each in found["targets"] if _is_in_trouble(each)]
         sections = (
             _section("queue", "Queues", _QUEUE, _busiest(queues, "pendingMessages"), MOST_ROWS),
@@ -124,6 +124,28 @@ def _section(
     return Section(kind, title, tuple(columns), shown, max(len(rows) - most, 0))
 
 
+def _by_entry(queues: Iterable[Row]) -> Iterator[Row]:
+    """Yield the queues, those that are partitions of one entry in one row (PART-3)."""
+    parts: dict[str, list[Row]] = {}
+    for queue in queues:
+        if entry := queue.get("partitionOf"):
+            parts.setdefault(entry, []).append(queue)
+        else:
+            yield queue
+    for entry, rows in parts.items():
+        sums = {name: _sum(row.get(name) for row in rows) for name in _SUMMED}
+        ended = (sums["totalConsumed30min"] or 0) + (sums["totalFailed30min"] or 0)
+        share = (sums["totalConsumed30min"] or 0) / ended if ended else 1.0
+        name = f"{plain(entry)} ({len(rows)} partitions)"
+        yield {**sums, "name": name, "successRate30min": share}
+
+
+def _sum(values: Iterable[Any]) -> Any:
+    """Return the sum of what is known; None: nothing is."""
+    known = [value for value in values if value is not None]
+    return round(sum(known), 2) if known else None
+
+
 def _is_in_trouble(target: Row) -> bool:
     is_limited, is_silent = target["limit"] is not None, target["silentUntil"] is not None
     return is_limited or is_silent or target["circuit"] != "CLOSED"
@@ -153,6 +175,10 @@ _QUEUE: Final = {
     "failed 30 min": _text("totalFailed30min"),
     "success 30 min": _share("successRate30min"),
 }
+_SUMMED: Final = (  # of partitions
+    *("pendingMessages", "messagesNotVisible", "throughput5min"),
+    *("totalConsumed30min", "totalFailed30min"),
+)
 _POOL: Final = {
     "pool": _text("poolCode"),
     "workers": _of("activeWorkers", "maxConcurrency"),

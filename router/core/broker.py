@@ -52,6 +52,8 @@ class BrokerFacts(Struct, frozen=True, kw_only=True, eq=False):
     schemes: tuple[str, ...]  # of its URIs, in lower case
     options: frozenset[str] = frozenset()  # that its URIs may have
     secret_options: frozenset[str] = frozenset()  # those of them that are never shown
+    # Those of them that say which queue it is, so that one may hold `{partition}` (PART-1).
+    naming_options: frozenset[str] = frozenset()
     # What is wrong with the shape of a URI, in words; None: nothing, as far as can be seen.
     why_malformed: Callable[[SplitResult], str | None] = _well_formed
     queue_type: str | None = None  # what MESSAGE_ROUTER_QUEUE_TYPE calls it

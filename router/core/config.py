@@ -37,6 +37,7 @@ MAX_TICK_YEARS: Final = 100
 MAX_SKIPPED_TIMES: Final = 3_000  # local times that do not exist: to look at them takes 40 ms
 
 
+PARTITION: Final = "{partition}"  # stands for the number of a partition in a URI (PART-1)
 COMMAND_BUS: Final = "command-bus"  # an envelope (CMD-7)
 RAW: Final = "raw"  # likewise: none (RAW-1)
 
@@ -124,6 +125,8 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
     # the same database they name: the library (CMD-9).
     has_handlers: bool = False
     broker: BrokerFacts = UNKNOWN_BROKER
+    partitions: int | None = None  # it is an entry for so many queues (PART-1); None: a queue
+    entry: "QueueConfig | None" = None  # of which this queue is a partition
 
     @property
     def public_uri(self) -> str:
@@ -148,6 +151,10 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
     def may_be_stored(self) -> bool:
         """Whether groups of it may have to wait in the order store (ORD-4)."""
         return self.failing is OnFailure.PARK or self.holds_letters
+
+    def is_called(self, name: str) -> bool:
+        """Return whether this is its name, or that of the entry of which it is a partition."""
+        return name == self.name or (self.entry is not None and name == self.entry.name)
 
     def __repr__(self) -> str:
         """Return it without credentials: it may end up in a log or a traceback."""

@@ -42,6 +42,7 @@ from router.core.config_entry import (
     target_entry,
 )
 from router.core.message import LEVELS_AROUND, has_more_containers, is_given, is_too_deep
+from router.core.partitions import all_queues, entries_of
 from router.core.warnings import Code
 
 MAX_DOCUMENT_BYTES: Final = 10 * 1024 * 1024
@@ -94,8 +95,15 @@ def read_document(body: bytes, naming: QueueNames) -> Document:
     replies = _Section("replyQueues", Code.QUEUE_VALIDATION, identity, read_reply)
     schedules = _Section("schedules", Code.CONFIGURATION, by_name, read_schedule, MAX_SCHEDULES)
     targets = _Section("targets", Code.CONFIGURATION, by_name, read_target_entry, MAX_TARGETS)
+    entries = queues.read(top)
+    if sum(each.partitions or 1 for each in entries) > MAX_ENTRIES:
+        raise BadDocument("$.queues", f"more than {MAX_ENTRIES} queues with all partitions")
     config = RoutingConfig(
-        queues.read(top), pools.read(top), replies.read(top), schedules.read(top), targets.read(top)
+        all_queues(entries),
+        pools.read(top),
+        replies.read(top),
+        schedules.read(top),
+        targets.read(top),
     )
     sections = (queues, pools, replies, schedules, targets)
     problems = (*whole.problems, *(each for part in sections for each in part.reported()))
@@ -106,7 +114,7 @@ def read_document(body: bytes, naming: QueueNames) -> Document:
 def as_document(config: RoutingConfig) -> Mapping[str, object]:
     """Return the configuration as a document for people to read, without credentials."""
     return {
-        "queues": [msgspec.to_builtins(queue_entry(queue)) for queue in config.queues],
+        "queues": [msgspec.to_builtins(queue_entry(queue)) for queue in entries_of(config.queues)],
         "processingPools": [msgspec.to_builtins(pool_entry(pool)) for pool in config.pools],
         **(
             {"replyQueues": [*map(reply_entry, config.reply_queues)]} if config.reply_queues else {}

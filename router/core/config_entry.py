@@ -26,6 +26,7 @@ from router.core.broker import (
 from router.core.config import (
     COMMAND_BUS,
     MAX_CONCURRENCY,
+    PARTITION,
     RAW,
     BodyFormat,
     FairShare,
@@ -47,6 +48,7 @@ from router.core.headers import (
     is_header_value,
 )
 from router.core.message import CONTROL, Malformed, parse
+from router.core.partitions import MAX_PARTITIONS
 from router.core.raw import Attribute, BadPointer, BrokerFact, Fact, Pointer, RawRoute, Value
 from router.core.redact import mask_urls, public_uri
 from router.core.returning import MAX_DELAY_SECONDS
@@ -177,6 +179,7 @@ class _QueueEntry(Struct, rename="camel", omit_defaults=True, kw_only=True):
     on_failure: Literal["block", "park", "skip"] | None = None
     on_dead_letter: Literal["continue", "hold"] | None = None
     share: bool | None = None
+    partitions: Number | None = None
     envelope: Literal["command-bus", "raw"] | None = None
     routes: dict[str, object] | None = None
     route: dict[str, object] | None = None
@@ -229,6 +232,7 @@ def read_queue(raw: object, notes: Notes, *, naming: QueueNames, connections: in
     if name is None or given is None:
         raise BadEntry("", "needs `queueUri` or `queueName`")
     uri, broker = _resolve(given, naming)
+    partitions = _read_partitions(entry, name, uri, broker)
     own_connections = notes.whole("connections", entry.connections, MAX_CONNECTIONS)
     _check_order(entry, own_connections)
     if entry.ordering == "strict" and broker.may_be_shared(uri):
@@ -252,7 +256,29 @@ def read_queue(raw: object, notes: Notes, *, naming: QueueNames, connections: in
         routes=_read_routes(entry),
         route=_read_raw_route(entry, broker),
         broker=broker,
+        partitions=partitions,
     )
+
+
+def _read_partitions(entry: _QueueEntry, name: str, uri: str, broker: BrokerFacts) -> int | None:
+    """Return into how many queues an entry is divided, if it is (PART-1)."""
+    count = entry.partitions
+    if count is None:
+        if PARTITION in uri or PARTITION in name:
+            raise BadEntry("partitions", f"must say how many there are, as {PARTITION} is there")
+        return None
+    if count != count // 1 or not 1 <= count <= MAX_PARTITIONS:
+        raise BadEntry("partitions", f"must be a whole number from 1 to {MAX_PARTITIONS}")
+    if not (entry.queue_name or "").strip() or PARTITION in name:
+        raise BadEntry("queueName", f"must be given with `partitions`, without {PARTITION}")
+    if uri.count(PARTITION) != 1:
+        raise BadEntry("queueUri", f"must have {PARTITION} once, as there are `partitions`")
+    if PARTITION not in public_uri(uri, broker.naming_options):
+        raise BadEntry("queueUri", f"{PARTITION} must be in what names the queue")
+    if broker.holds_groups(uri):
+        text = f"{broker.name} keeps groups together itself: leave it out, and let all routers work"
+        raise BadEntry("partitions", text)
+    return int(count)
 
 
 def _check_order(entry: _QueueEntry, connections: int | None) -> None:
@@ -423,15 +449,19 @@ def _read_route(kind: str, raw: object) -> Route:
     )
 
 
+_REPLY_FIELDS: Final = ("queueName", "queueUri", "partitions")
+
+
 def read_reply_queue(raw: object, notes: Notes, *, naming: QueueNames) -> QueueConfig:
     """Read a queue that is only published to, so that nothing but its place counts (CMD-3)."""
     if isinstance(raw, dict):
-        raw = {name: raw[name] for name in ("queueName", "queueUri") if name in raw}
+        raw = {name: raw[name] for name in _REPLY_FIELDS if name in raw}
     return read_queue(raw, notes, naming=naming, connections=1)
 
 
 def reply_entry(queue: QueueConfig) -> Mapping[str, object]:
-    return {"queueName": queue.name, "queueUri": queue.public_uri}
+    partitions = {} if queue.partitions is None else {"partitions": queue.partitions}
+    return {"queueName": queue.name, "queueUri": queue.public_uri, **partitions}
 
 
 def _text(where: str, value: str | None, longest: int) -> str | None:
@@ -549,6 +579,7 @@ def queue_entry(queue: QueueConfig) -> _QueueEntry:
     return _QueueEntry(
         queue_name=queue.name,
         queue_uri=queue.public_uri,
+        partitions=queue.partitions,
         connections=queue.connections,
         visibility_timeout=queue.visibility_timeout,
         max_messages=queue.max_messages,

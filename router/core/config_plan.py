@@ -26,6 +26,7 @@ from router.core.config import (
 from router.core.config_document import MAX_PROBLEMS, BadDocument, Document, read_document
 from router.core.config_entry import Problem
 from router.core.message import DEFAULT_POOL
+from router.core.partitions import all_queues, entries_of
 from router.core.redact import mask_urls
 from router.core.warnings import Code
 
@@ -97,22 +98,25 @@ def unite(
 
     An entry that was skipped in its document leaves what runs under its name as it was (CFG-5).
     """
-    queues = _Union("queue", _by_name(running.queues))
+    before = _by_name(entries_of(running.queues))
+    queues = _Union("queue", before)
     pools = _Union("pool", _by_name(running.pools))
     replies = _Union("reply queue", _by_name(running.reply_queues))
     schedules = _Union("schedule", _by_name(running.schedules))
     targets = _Union("target", _by_name(running.targets))
     for source, document in documents:
         found, skipped = document.config, document.skipped
-        queues.add(source, found.queues, skipped.get("queues", ()))
+        queues.add(source, entries_of(found.queues), skipped.get("queues", ()))
         pools.add(source, found.pools, skipped.get("processingPools", ()))
         replies.add(source, found.reply_queues, skipped.get("replyQueues", ()))
         schedules.add(source, found.schedules, skipped.get("schedules", ()))
         targets.add(source, found.targets, skipped.get("targets", ()))
-    apart, same = _one_consumer_each(queues.entries())
+    entries, kept = _as_divided(queues.entries(), before)
+    complete = with_ordering(with_reply_names(entries, replies.entries()), pools.entries())
+    apart, same = _one_consumer_each(all_queues(complete))
     matched, twice = _one_entry_each(targets.entries())
     config = RoutingConfig(
-        with_ordering(with_reply_names(apart, replies.entries()), pools.entries()),
+        tuple(apart),
         tuple(pools.entries()),
         tuple(replies.entries()),
         tuple(schedules.entries()),
@@ -120,7 +124,7 @@ def unite(
     )
     unions = (pools, replies, schedules, targets)
     others = [text for each in unions for text in each.conflicts]
-    conflicts = [*queues.conflicts, *same, *others, *twice]
+    conflicts = [*queues.conflicts, *kept, *same, *others, *twice]
     if len(conflicts) > MAX_PROBLEMS:
         conflicts[MAX_PROBLEMS:] = [f"{len(conflicts) - MAX_PROBLEMS} more conflicts"]
     return config, conflicts
@@ -246,14 +250,36 @@ class _Union(Generic[T]):
         return [entry for _, entry in self.taken.values()]
 
 
+def _as_divided(
+    entries: Iterable[QueueConfig], running: Mapping[str, QueueConfig]
+) -> tuple[list[QueueConfig], list[str]]:
+    """Keep what runs where the number of partitions differs: groups would move (PART-4)."""
+    kept: list[QueueConfig] = []
+    conflicts: list[str] = []
+    for entry in entries:
+        before = running.get(entry.name, entry)
+        kept.append(entry if before.partitions == entry.partitions else before)
+        if before.partitions != entry.partitions:
+            numbers = f"{before.partitions or 'no'} partitions, not {entry.partitions or 'none'}"
+            conflicts.append(
+                f"queue {entry.name!r} runs with {numbers}: it stays so, as groups would move to "
+                "other queues. Let it run empty, take its entry out for a sync, and add it again"
+            )
+    return kept, conflicts
+
+
 def _one_consumer_each(queues: Iterable[QueueConfig]) -> tuple[list[QueueConfig], list[str]]:
     """Leave out second names of a queue: two consumers would take each other's messages."""
     first_names: dict[str, str] = {}
+    taken: set[str] = set()
     apart: list[QueueConfig] = []
     conflicts: list[str] = []
     for queue in queues:
         first = first_names.setdefault(queue.public_uri, queue.name)
-        if first == queue.name:
+        if queue.name in taken:
+            conflicts.append(f"queue {queue.name!r} is there twice: one is a partition")
+        elif first == queue.name:
+            taken.add(queue.name)
             apart.append(queue)
         else:
             conflicts.append(f"queue {queue.name!r} is the same as {first!r}, which is used")
@@ -289,7 +315,7 @@ def _changed(before: Mapping[str, T], after: Mapping[str, T]) -> Iterator[tuple[
 
 
 def _without_credentials(config: RoutingConfig) -> RoutingConfig:
-    queues, replies = (
+    entries, replies = (
         tuple(
             replace(
                 queue,
@@ -298,9 +324,10 @@ def _without_credentials(config: RoutingConfig) -> RoutingConfig:
             )
             for queue in some
         )
-        for some in (config.queues, config.reply_queues)
+        for some in (entries_of(config.queues), config.reply_queues)
     )
-    return replace(config, queues=with_reply_names(queues, replies), reply_queues=replies)
+    queues = all_queues(with_reply_names(entries, replies))
+    return replace(config, queues=queues, reply_queues=replies)
 
 
 Entry = QueueConfig | PoolConfig | TargetConfig
@@ -329,7 +356,7 @@ def _described(pool: PoolConfig) -> str:
 def _facts(entry: Entry) -> dict[str, str]:
     fields = msgspec.structs.asdict(entry)
     if isinstance(entry, QueueConfig):
-        del fields["broker"]  # the URI tells
+        del fields["broker"], fields["entry"]  # the URI tells
         fields["uri"] = entry.public_uri
     return {name.replace("_", " "): _shown(value) for name, value in fields.items()}
 

@@ -54,6 +54,7 @@ class ConsumerState(Struct, frozen=True, kw_only=True):
 
 class QueueState(Struct, frozen=True, kw_only=True, dict=True):
     name: str
+    partition_of: str | None = None  # the entry that it is a partition of (PART-3)
     counts: Counts  # live: read them before the event loop goes on
     now: float  # on the clock of `counts`
     uptime: float = 0.0

@@ -22,7 +22,7 @@ from router.core.returning import GiveUp
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.job import Job
-from router.engine.publishing import BrokeOff, QueuePublisher
+from router.engine.publishing import BrokeOff, QueuePublisher, place_of
 from router.ports import BrokerError, Conflict, DeadLetterStore, Publication, StoreError, Unknown
 
 if TYPE_CHECKING:  # it knows the engine, which writes dead letters
@@ -351,6 +351,7 @@ class DeadLetterReplay:
             raise BrokeOff(str(error)) from error
 
     async def _publish(self, queue: QueueConfig, item: Publication) -> None:
+        queue = place_of(queue, item)
         try:
             if self._groups is not None and await self._groups.put_behind(queue, item):
                 return

@@ -99,7 +99,7 @@ class GroupDesk:
 
     async def show(self, queue: str, group: GroupKey) -> QueueGroup:
         """Return a group with the ids of its messages. Raises Unknown or BrokeOff."""
-        (config,) = self._queues(queue)
+        config = self._queue(queue)
 
         async def ask(order_log: OrderLog, _: bool) -> QueueGroup | None:
             found = await order_log.find_group(group)
@@ -134,7 +134,7 @@ class GroupDesk:
 
     async def _held(self, queue: str, group: GroupKey) -> QueueGroup:
         """Return a group that is held, with its letter. Raises Unknown, Conflict, BrokeOff."""
-        (config,) = self._queues(queue)
+        config = self._queue(queue)
 
         async def ask(order_log: OrderLog, _: bool) -> QueueGroup | None:
             found = await order_log.find_group(group)
@@ -148,7 +148,7 @@ class GroupDesk:
         return held
 
     async def _release(self, held: QueueGroup) -> QueueGroup:
-        (config,) = self._queues(held.queue)
+        config = self._queue(held.queue)
 
         async def ask(order_log: OrderLog, _: bool) -> QueueGroup | None:
             stored = held.stored
@@ -247,7 +247,7 @@ class GroupDesk:
             self._alerts.of(SOURCE)(Code.ORDER_STORE, text)
 
     def _queues(self, name: str | None) -> Sequence[QueueConfig]:
-        """Return the queues of which groups may wait, or the one of this name. Raises Unknown.
+        """Return the queues of which groups may wait, or those called so. Raises Unknown.
 
         One that is not in the configuration has nothing but what is left in its order store.
         """
@@ -255,11 +255,20 @@ class GroupDesk:
         names = {each.name for each in queues}
         gone = [QueueConfig(name=each, uri="") for each in self._left if each not in names]
         found = [
-            each for each in [*filter(self._may_wait, queues), *gone] if name in (None, each.name)
+            each
+            for each in [*filter(self._may_wait, queues), *gone]
+            if name is None or each.is_called(name)
         ]
         if name is not None and not found:
             raise Unknown(f"there is no strict queue {name!r} in the configuration")
         return found
+
+    def _queue(self, name: str) -> QueueConfig:
+        """Return the queue of this very name. Raises Unknown."""
+        for queue in self._queues(name):
+            if queue.name == name:
+                return queue
+        raise Unknown(f"{name!r} has partitions: name the one that has the group")
 
     def _may_wait(self, queue: QueueConfig) -> bool:
         return _may_hold(queue) or queue.name in self._left

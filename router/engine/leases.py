@@ -74,6 +74,7 @@ class QueueLeases:
         self._jitter = jitter
         self._leases: dict[str, QueueLease] = {}
         self._refused: set[str] = set()  # queues whose order would not hold
+        self._first_partitions: dict[str, str] = {}  # by their entries
         self._tasks = manager.deps.tasks
         self._running: set[asyncio.Task[None]] = set()
         self._taking: asyncio.Task[None] | None = None
@@ -84,7 +85,11 @@ class QueueLeases:
         return StandbyStatus(enabled=True, instance=self._instance, primary=True, leases=states)
 
     def may_publish(self, queue: str) -> bool:
-        """Return whether this router publishes the schedules of a queue."""
+        """Return whether this router publishes the schedules of a queue.
+
+        Those of partitions are published by whoever has the first one.
+        """
+        queue = self._first_partitions.get(queue, queue)
         lease = self._leases.get(queue)
         if lease is None:
             return queue not in self._refused
@@ -93,6 +98,9 @@ class QueueLeases:
     async def apply(self, config: RoutingConfig) -> Plan:
         """Run it, as far as this router has the leases."""
         leased = {queue.name: queue for queue in config.queues if self._needs_lease(queue)}
+        self._first_partitions = {
+            queue.entry.name: queue.name for queue in reversed(config.queues) if queue.entry
+        }
         self._refused = {name for name, queue in leased.items() if self._loses_order(queue)}
         for name in self._refused:
             text = (

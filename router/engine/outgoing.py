@@ -16,7 +16,7 @@ from router.core.warnings import Code
 from router.engine.alerts import Warn
 from router.engine.broker_guard import GuardedBroker
 from router.engine.job import Job
-from router.engine.publishing import QueuePublisher
+from router.engine.publishing import QueuePublisher, place_of
 from router.ports import (
     BrokerError,
     DataRefused,
@@ -53,13 +53,23 @@ class OutgoingMessages:
             steps = next_steps(message, fingerprint, ending.result) if not ending.failure else ()
             for step in steps:
                 item = self._publishing.schedule(Publication(step.message, step.body, step.key))
-                outgoing.append(OutgoingMessage(self._queue, item))
+                outgoing.append(OutgoingMessage(self._place_of(item, message), item))
                 if step.lacks_result:
                     self._warn(
                         Code.PROCESSING, "a next step cannot take the result: see passResult"
                     )
             if outgoing:
                 self._left[job] = tuple(outgoing)
+
+    def _place_of(self, step: Publication, message: Message) -> QueueConfig:
+        """Return where a next step goes: if its group is that of the message, to where that was.
+
+        Another producer may have put the group there (PART-2).
+        """
+        entry = self._queue.entry
+        if entry is None or step.message.group == message.group:
+            return self._queue
+        return place_of(entry, step)
 
     def reply_to(
         self, asker: Message | None, received: ReceivedMessage, why: GiveUp

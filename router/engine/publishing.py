@@ -33,6 +33,7 @@ from router.core.message import (
     with_id,
 )
 from router.core.outcome import Ending, Failure
+from router.core.partitions import entries_of, queue_for
 from router.core.target import Target, read_target
 from router.engine.slices import Slices
 from router.ports import (
@@ -142,6 +143,11 @@ class PublishingRules(Struct, frozen=True):
             raise Malformed(f"`{place}{field}` is more than {longest / 3600:g} h ahead")
 
 
+def place_of(queue: QueueConfig, item: Publication) -> QueueConfig:
+    """Return the queue that a publication goes to: one of the partitions, if there are any."""
+    return queue_for(queue, item.message.group, item.dedup_key or item.message.id)
+
+
 def with_content_key(item: Publication) -> Publication:
     """Return it with the dedup key that its content makes, if it asks for one (CMD-6)."""
     return replace(item, dedup_key=content_key(item.message)) if _wants_key(item) else item
@@ -247,10 +253,12 @@ class QueuePublisher:
         return self._rules.refuse_url(read_target(message.target), queue)
 
     def queue_named(self, name: str) -> QueueConfig:
-        """Return the queue of this name. Raises Unknown."""
+        """Return the queue or the entry of partitions of this name. Raises Unknown."""
         for queue in self._config().queues:
             if queue.name == name:
                 return queue
+            if queue.entry is not None and queue.entry.name == name:
+                return queue.entry
         raise Unknown(f"there is no queue {name!r} in the configuration")
 
     def reply_queue(self, name: str) -> QueueConfig | None:
@@ -277,7 +285,8 @@ class QueuePublisher:
         # Without a target, it is not delivered. Its id is near the one of the message: most are
         # published in the order of their ids: a file then has fewer pages to write (10 µs less).
         reply = Message(id=f"{message.id}-reply", target="")
-        return [OutgoingMessage(queue, Publication(reply, reply_body(message, ending), key))]
+        place = queue_for(queue, message.group, message.id)
+        return [OutgoingMessage(place, Publication(reply, reply_body(message, ending), key))]
 
     def replies_to_cancelled(
         self, queue: QueueConfig, broker_id: str, body: bytes
@@ -301,7 +310,12 @@ class QueuePublisher:
         return replace(item, not_before=min(not_before, now + YEAR_SECONDS))
 
     async def put(self, queue: QueueConfig, items: Sequence[Publication]) -> Sequence[Receipt]:
-        """Publish over the one connection of the queue. Raises BrokerError."""
+        """Publish over the one connection of the queue, or of each partition.
+
+        Raises BrokerError.
+        """
+        if queue.partitions is not None:
+            return await self._put_apart(queue, items)
         if self._is_closed:
             raise Disconnected(_CLOSED)
         if queue.route is not None and any(item.source is None for item in items):
@@ -318,6 +332,23 @@ class QueuePublisher:
             self._close(queue, link)
             raise Disconnected(f"no answer within {PUBLISH_TIMEOUT_SECONDS:.0f} s") from None
 
+    async def _put_apart(
+        self, entry: QueueConfig, items: Sequence[Publication]
+    ) -> Sequence[Receipt]:
+        """Publish each to its partition (PART-2). If one fails, the others may have theirs."""
+        by_queue: dict[QueueConfig, list[int]] = {}
+        for position, item in enumerate(items):
+            by_queue.setdefault(place_of(entry, item), []).append(position)
+        calls = [self.put(queue, [items[n] for n in some]) for queue, some in by_queue.items()]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        receipts: list[Receipt] = [False] * len(items)
+        for some, answer in zip(by_queue.values(), answers, strict=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            for position, receipt in zip(some, answer, strict=True):
+                receipts[position] = receipt
+        return receipts
+
     def close(self) -> None:
         """Close all connections. What is under way, or comes later, ends as Disconnected."""
         self._is_closed = True
@@ -325,7 +356,7 @@ class QueuePublisher:
             self._close(queue, link)
 
     def _only_queue(self) -> QueueConfig:
-        queues = self._config().queues
+        queues = entries_of(self._config().queues)
         if len(queues) != 1:
             raise WrongQueue(f"`queue` is required: {len(queues)} queues are configured")
         return queues[0]

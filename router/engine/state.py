@@ -166,6 +166,7 @@ class StateReader:
             now, depth, order = _now(), consumer.last_depth, consumer.stored_by
             yield QueueState(
                 name=name,
+                partition_of=None if consumer.queue.entry is None else consumer.queue.entry.name,
                 counts=consumer.counts,
                 now=now,
                 uptime=now - self._started,

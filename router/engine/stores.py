@@ -120,7 +120,7 @@ class QueueStores:
         self, opener: Callable[[QueueConfig], object | None], name: str | None, what: str
     ) -> Sequence[QueueConfig]:
         """Return the queues that can be opened so, or the one of this name."""
-        queues = [each for each in self._config().queues if name in (None, each.name)]
+        queues = [each for each in self._config().queues if name is None or each.is_called(name)]
         if name is not None and not queues:
             raise Unknown(f"there is no queue {name!r} in the configuration")
         found = [each for each in queues if _can(opener, each)]

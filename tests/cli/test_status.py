@@ -102,6 +102,26 @@ def test_one_screen_is_lines_in_a_pipe_each_with_its_kind_first(run: Run, fake: 
     ]
 
 
+@pytest.mark.rule("PART-3")
+def test_the_partitions_of_an_entry_are_one_row(run: Run, fake: FakeRouter) -> None:
+    well_known(fake)
+    part = {**QUEUE, "partitionOf": "parts", "totalConsumed30min": 98}
+    unknown = {**part, "pendingMessages": None, "totalFailed30min": 0}
+    silent = {**part, "partitionOf": "idle", "pendingMessages": None}
+    idle = {**silent, "totalConsumed30min": 0, "totalFailed30min": 0}
+    queues = {"orders": QUEUE, "parts-0": part, "parts-1": unknown, "parts-2": part, "idle-0": idle}
+    fake._answers.pop("GET /monitoring/queue-stats")
+    fake.answers("GET /monitoring/queue-stats", queues)
+
+    lines = run("status", "--url", fake.url).stdout.splitlines()
+
+    assert [each for each in lines if each.startswith("queue")] == [
+        "queue\tparts (3 partitions)\t2408\t9\t37.5\t4\t98.7 %",
+        "queue\torders\t1204\t3\t12.5\t2\t98.7 %",
+        "queue\tidle (1 partitions)\t-\t3\t12.5\t0\t100.0 %",
+    ]
+
+
 @pytest.mark.rule("OPS-3")
 def test_status_for_programs_is_what_the_router_answers(run: Run, fake: FakeRouter) -> None:
     well_known(fake)

@@ -14,6 +14,7 @@ from router.brokers import BrokerRegistry
 from router.brokers.nats import consumer as nats_consumer
 from router.core.config import QueueConfig
 from router.core.message import ReceivedMessage
+from router.core.partitions import partition_number
 from router.ports import Broker, DataRefused, Depth, Disconnected, Nack, QueueRefused, Unsettled
 from tests.contract.cases import PARENT, TRACED, Ends, bodies, both_ends, publication, receive_one
 from tests.support.proxy import proxy_to
@@ -586,3 +587,26 @@ async def test_a_publishers_trace_comes_with_its_message_however_it_is_spelt(
     received = await receive_one(ends.broker)
 
     assert received.parent == PARENT
+
+
+@pytest.mark.rule("PART-2")
+async def test_the_server_puts_groups_into_the_partitions_in_which_the_router_does(
+    server: NatsServer,
+) -> None:
+    transform = {"src": "groups.*", "dest": "parts.{{partition(16,1)}}.{{wildcard(1)}}"}
+    config = {"name": "PARTS", "subjects": ["groups.*"], "subject_transform": transform}
+    await call(server.port, "STREAM.CREATE.PARTS", config)
+    groups = [*(f"customer-{n}" for n in range(50)), "Zoë", "顧客", "a"]
+    client = Client()
+    await client.connect(f"nats://127.0.0.1:{server.port}")
+    try:
+        found: dict[str, int] = {}
+        for group in groups:
+            await client.request(f"groups.{group}", b"{}", 5)
+            last = await call(server.port, "STREAM.MSG.GET.PARTS", {"seq": len(found) + 1})
+            _, number, name = last["message"]["subject"].split(".")
+            found[name] = int(number)
+    finally:
+        await client.close()
+
+    assert found == {group: partition_number(group, 16) for group in groups}

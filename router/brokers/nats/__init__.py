@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from msgspec import Struct
 
@@ -16,7 +16,7 @@ from router.brokers.kit import read_uri, refusal
 from router.brokers.package import Adapter, BrokerPackage
 from router.brokers.workers import ConsumerIdentity
 from router.core.broker import HALF_A_DAY_SECONDS, Exclusivity, WhenFull, always
-from router.core.config import QueueConfig
+from router.core.config import PARTITION, QueueConfig
 from router.setting_values import env, listed, optional, text, url
 
 OPTIONS: Final = frozenset({"stream", "consumer", "subject"})
@@ -148,6 +148,14 @@ def _make(identity: ConsumerIdentity) -> Adapter:
     return NatsQueues(identity)
 
 
+def _why_malformed(parts: SplitResult) -> str | None:
+    if PARTITION in parts.query and "consumer=" in parts.query:
+        return (
+            f"must not have `consumer` with {PARTITION}: each partition has a consumer of its own"
+        )
+    return None
+
+
 def _uri_of_name(name: str, _state_dir: str) -> str:
     """Return a URI without a host: what follows two slashes would be one."""
     return f"nats:///?subject={quote(name, safe='')}"
@@ -157,6 +165,8 @@ BROKER: Final = BrokerPackage(
     name="NATS",
     schemes=("nats",),
     options=OPTIONS,
+    why_malformed=_why_malformed,
+    naming_options=frozenset({"stream", "subject"}),
     queue_type="NATS",
     uri_of_name=_uri_of_name,
     when_full=WhenFull.DEFER,

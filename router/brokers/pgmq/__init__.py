@@ -42,6 +42,7 @@ BROKER: Final = BrokerPackage(
     name="PGMQ",
     schemes=("pgmq",),
     options=OPTIONS,
+    naming_options=frozenset({"queue"}),
     queue_type="PGMQ",
     uri_of_name=_uri_of_name,
     holds_groups=_holds_groups,

@@ -92,6 +92,7 @@ BROKER: Final = BrokerPackage(
     name="RabbitMQ",
     schemes=("amqp", "amqps"),
     options=OPTIONS,
+    naming_options=frozenset({"queue"}),
     queue_type="RABBITMQ",
     exclusivity=Exclusivity.BROKER,
     settles_first=True,

@@ -90,6 +90,7 @@ BROKER: Final = BrokerPackage(
     name="Redis",
     schemes=("redis", "rediss"),
     options=OPTIONS,
+    naming_options=frozenset({"stream"}),
     queue_type="REDIS",
     uri_of_name=_uri_of_name,
     settings=RedisSettings,

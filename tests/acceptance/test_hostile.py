@@ -16,20 +16,17 @@ import pytest
 from router.core.message import MAX_STEPS
 from router.engine.breaker import FAILURES_TO_OPEN
 from tests.acceptance.bystander import (
-    MAX_LAG_SECONDS,
     MIB,
     POOL,
     QUEUE,
     bystander,
     memory,
-    worst_lag,
 )
 from tests.acceptance.process import PATIENCE, RouterProcess, eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate, ids, message
 from tests.outbound.servers import Connection, LoopbackTarget, answering, listening
 from tests.support.chains import HARD_TO_READ, deep_chain
-from tests.support.pace import slowdown
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timing]
 
@@ -92,10 +89,9 @@ async def test_b1_a_target_made_to_be_slow_to_mask_holds_up_no_others(
         begun = time.monotonic()
         letters = await router.letters("CONFIG_ERROR")
         took = time.monotonic() - begun
-        lag = await worst_lag(router)
+        await other.has_not_waited()
         shown = router.output() + json.dumps(letters) + (await router.get("/warnings")).text
 
-    assert lag < MAX_LAG_SECONDS * slowdown()
     assert took < 1
     assert "hunter2" not in shown
 
@@ -117,11 +113,10 @@ async def test_b2_a_held_message_of_1_mib_takes_at_most_3_mib(site: Site) -> Non
         await holds(router, 41)
         held = memory(router) - before
         await other.is_undisturbed()
-        lag = await worst_lag(router)
+        await other.has_not_waited()
         gate.open()
 
     assert held <= 40 * 3 * MIB
-    assert lag < MAX_LAG_SECONDS * slowdown()
 
 
 @pytest.mark.rule("P5")
@@ -148,10 +143,9 @@ async def test_b3_a_batch_of_bodies_made_to_be_slow_to_read_holds_up_no_others(
             assert (await router.get("/health/live")).status_code == 200
             slowest = max(slowest, time.monotonic() - begun)
             await asyncio.sleep(0.02)
-        lag = await worst_lag(router)
+        await other.has_not_waited()
         letters = await router.letters("MALFORMED")
 
-    assert lag < MAX_LAG_SECONDS * slowdown()
     assert slowest < 1  # with the time that a new client of ours takes
     assert len(letters) == sum(shapes[n % len(shapes)] == b"[" for n in range(50))
     assert len(set(ids(target))) == 50 - len(letters) + 20
@@ -165,14 +159,12 @@ async def test_b3_deep_chains_from_a_queue_and_by_the_api_hold_up_no_others(
     chains = [deep_chain(f"c{n}", target.url, HARD_TO_READ[n % 4]) for n in range(7)]
     async with site.router() as router, bystander(router) as other:
         await router.publish([json.loads(each) for each in chains])
-        after_the_call = await worst_lag(router)
+        await other.has_not_waited()  # for the call
         await site.publish_raw("orders", *chains[:4])
         await other.is_undisturbed()
         await eventually(lambda: not site.unsettled())
-        lag = await worst_lag(router)
+        await other.has_not_waited()
 
-    assert after_the_call < MAX_LAG_SECONDS * slowdown()
-    assert lag < MAX_LAG_SECONDS * slowdown()
     assert len(target.requests) == 11 * (1 + MAX_STEPS)
 
 
@@ -202,7 +194,7 @@ async def test_b4_silent_clients_of_the_api_stop_no_delivery(
         for n in range(20):
             await router.publish([message(f"m{n}", target, pool="GOOD", group=f"{n}")])
         await eventually(lambda: not site.unsettled(), within=10)
-        lag = await worst_lag(router)
+        await other.has_not_waited()
         opened = await open_circuits(router)
         (warning,) = await router.warnings("CONFIGURATION")
 
@@ -210,7 +202,6 @@ async def test_b4_silent_clients_of_the_api_stop_no_delivery(
     assert took < 1
     assert sorted(ids(target)) == sorted(f"m{n}" for n in range(20))
     assert opened == []
-    assert lag < MAX_LAG_SECONDS * slowdown()
     assert "256 open files: the API accepts 64 connections" in warning["message"]
 
 
@@ -319,10 +310,9 @@ async def test_b5_slow_host_names_delay_no_other_target(site: Site, target: Loop
         await eventually(lambda: len(target.requests) == 20, within=10)
         took = time.monotonic() - begun
         await router.logs("timed out")
-        lag = await worst_lag(router)
+        await other.has_not_waited()
         opened = [each["origin"] for each in router.log() if "circuit breaker" in each["message"]]
 
     assert took < 1.5
-    assert lag < MAX_LAG_SECONDS * slowdown()
     assert healthy.rstrip("/") not in opened
     assert sorted(ids(target)) == sorted(f"m{n}" for n in range(20))

@@ -239,7 +239,8 @@ class DeliveryRunner:
         self.deliveries = Deliveries()
         self.last_start: float | None = None  # of a try, loop time
         self.mean_seconds: float | None = None  # of the latest requests; None: none has ended
-        self.pausing = 0  # messages between two tries
+        self.between: set[Job] = set()  # two tries, or about to begin the next one
+        self.pausing = 0  # messages that wait for the time of their next try
         self.at_gate: dict[Job, asyncio.Future[None]] = {}  # those that wait for a place (GATE-5)
         self.requests: dict[Job, asyncio.Task[None]] = {}  # the open ones
         self._mediator = mediator
@@ -396,9 +397,19 @@ class DeliveryRunner:
         job.needs_finish = True  # a plain ACK stands for one request
         _log_failure(job, failed, f"next request in {seconds:g} s")
         job.state, job.resume_at = State.WAITING, self._loop.time() + seconds
-        self.pausing += 1
+        self.between.add(job)
         job.line.flow.end()
         self._permits.release_for_pause()
+        try:
+            await self._until_next_try(job, target, seconds)
+        finally:
+            self.between.discard(job)
+        job.line.flow.begin()
+        return True
+
+    async def _until_next_try(self, job: Job, target: TargetOrigin, seconds: float) -> None:
+        """Wait for the time of the next try, for a place at the target and for a permit."""
+        self.pausing += 1
         try:
             await self._pauses_end.wait(at_most=seconds)
         finally:
@@ -410,8 +421,6 @@ class DeliveryRunner:
             self._permits.take()
         else:
             await self._permits.take_again()
-        job.line.flow.begin()
-        return True
 
     async def _enter_again(self, job: Job, target: TargetOrigin) -> None:
         """Take a place at the target, ahead of all that never had one (GATE-5)."""

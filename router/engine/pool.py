@@ -486,7 +486,7 @@ class ProcessPool:
             used.update(job.line.flow for job in (*lane, *lane.blocked))
             if lane.current is not None:
                 used.add(lane.current.line.flow)
-        used.update(job.line.flow for job in self.runner.at_gate)
+        used.update(job.line.flow for job in self.runner.between)
         flows = self.flows.items()
         self.flows = {key: flow for key, flow in flows if flow in used or not flow.is_idle}
         self._note_flows()
@@ -548,7 +548,8 @@ class ProcessPool:
         self._by_tenant = self.config.fair_share is FairShare.TENANT
         self.lines, self.flows = {}, {}
         jobs = [job for lane in self.lanes.values() for job in (*lane, *lane.blocked)]
-        for job in (*jobs, *(job for lane in waiting for job in lane), *self._requests):
+        jobs += [job for lane in waiting for job in lane]
+        for job in (*jobs, *self._requests, *self.runner.between):
             job.line = self._find_line(job)
         for flow in self.flows.values():
             flow.open = sum(job.line.flow is flow for job in self._requests)

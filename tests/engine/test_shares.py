@@ -293,6 +293,44 @@ async def test_a_flow_is_kept_while_a_message_waits_behind_its_group() -> None:
         assert ended(rig)[Fate.DELIVERED] == 3
 
 
+@pytest.mark.rule("SHARE-1", "P4")
+async def test_a_flow_is_kept_while_a_message_waits_between_two_tries() -> None:
+    sender = BusySender(takes=1, host_takes={"slow.test": 200.0})
+    sender.script("a", NoReply(Cause.NETWORK, "cut off"))
+    alone = pool(concurrency=1, parallel_ungrouped=True)
+    async with running(alone, sender=sender) as rig:
+        await rig.publish(*to(FAST, "a", messageGroupId=None))
+        await rig.publish(*to(SLOW, "b"))
+        await asyncio.sleep(10)  # a waits for the worker, which b has
+        for _ in range(MAX_UNUSED_LOOKS + 2):
+            rig.manager.forget_finished(now())
+        flows = set(rig.pool().flows)
+        await rig.publish(*to(FAST, "c"), *to("http://other.test/", "d"))
+        await asyncio.sleep(191.2)  # b has ended; a has its second try
+        workers = rig.pool().permits.out, sum(each.open for each in rig.pool().flows.values())
+        await asyncio.sleep(10)
+
+        assert flows == {"http://slow.test:80", "http://fast.test:80"}
+        assert workers == (1, 1)
+        assert ended(rig)[Fate.DELIVERED] == 4
+
+
+@pytest.mark.rule("SHARE-1", "CFG-6")
+async def test_a_change_finds_messages_between_two_tries() -> None:
+    sender = BusySender(takes=1, host_takes={"slow.test": 100.0})
+    sender.script("a", NoReply(Cause.NETWORK, "cut off"))
+    alone = pool(concurrency=1, parallel_ungrouped=True)
+    async with running(alone, sender=sender) as rig:
+        await rig.publish(*to(FAST, "a", messageGroupId=None))
+        await rig.publish(*to(SLOW, "b"))
+        await asyncio.sleep(10)
+        (between,) = rig.pool().runner.between
+        changed = pool(concurrency=1, parallel_ungrouped=True, fair_share=FairShare.TENANT)
+        await rig.apply(changed)
+
+        assert between.line.flow in rig.pool().flows.values()
+
+
 @pytest.mark.rule("SHARE-1", "OPS-4", "CFG-6")
 async def test_what_waits_for_its_share_goes_back_at_a_stop() -> None:
     sender = BusySender(takes=10)

@@ -61,6 +61,7 @@ class Nack(Struct, frozen=True):
     delay: float = 0.0  # seconds: it is handed out again no sooner
     tally: Tally = UNTRIED  # stored with it where the broker can, for `ReceivedMessage.tally`
     failure: Failure | None = None  # why its delivery failed; None: it was no real failure
+    in_order: bool = True  # False: its pool gives it no order, so no other has to wait for it
 
 
 class Depth(Struct, frozen=True):

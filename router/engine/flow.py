@@ -428,6 +428,11 @@ class FlowControl:
                 self._hold(job)
         return back
 
+    def keeps_order_of(self, job: Job) -> bool:
+        """Return whether a job has its place in a group, in its pool or the one it asks for."""
+        pool = job.pool or self._pools.find(_code(job))
+        return pool is None or ordering_group(job, pool.config) is not None
+
     def take_waiting(self, head: Job) -> list[Job]:
         """Take out what is held of the group of a job that goes back: it must not overtake it."""
         return self._take([job for job in self._line_of(head) if job.group == head.group])

@@ -617,7 +617,13 @@ class Settler:
         now = self.now()
         unsettled = await self._nack(
             [
-                Nack(each.job.handle, each.delay, each.job.tally, each.failure)
+                Nack(
+                    each.job.handle,
+                    each.delay,
+                    each.job.tally,
+                    each.failure,
+                    in_order=self.flow.keeps_order_of(each.job),
+                )
                 for each in kept
                 if each.job.lease_until > now
             ]

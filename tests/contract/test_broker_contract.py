@@ -160,6 +160,18 @@ async def test_a_message_says_when_it_was_first_published_after_retries_too(
     assert case.virtual_time or abs(again.published_at - first.published_at) <= 0.001
 
 
+@pytest.mark.rule("FIFO-1", "POOL-7")
+async def test_what_has_no_order_waits_for_no_other(case: Case, ends: Ends) -> None:
+    await ends.publisher.publish([publication("a"), publication("b")])
+    first, second = await several(ends.broker, 2)
+    delays = {first.handle: case.short, second.handle: case.short + 0.8}
+    back = [Nack(handle, delay, TRIED, in_order=False) for handle, delay in delays.items()]
+
+    await ends.broker.nack(back)
+
+    assert bodies(await ends.broker.receive(10)) == [first.body.decode()]
+
+
 @pytest.mark.rule("BRK-4")
 async def test_a_message_nacked_without_delay_comes_back_at_once(ends: Ends) -> None:
     await ends.publisher.publish([publication("a"), publication("b")])

@@ -567,3 +567,21 @@ async def test_a_queue_whose_targets_are_all_down_is_probed_with_one_message() -
         assert set(queue.limits[asked + 1 :]) == {1}
         gaps = [at for at, verb, count in queue.calls if verb == "receive" and count == 1]
         assert all(later - earlier >= OPEN_SECONDS for earlier, later in pairwise(gaps))
+
+
+@pytest.mark.rule("FIFO-1", "POOL-7")
+async def test_a_broker_is_told_which_messages_have_no_order() -> None:
+    sender = FakeSender(takes=0.1)
+    for each in ("a", "b", "c", "d"):
+        sender.script(each, Reply(200, b'{"ack":false,"delaySeconds":5}'))
+    parallel = pool(parallel_ungrouped=True)
+    async with running(parallel, pool("Q"), sender=sender) as rig:
+        await rig.publish(
+            body("a", poolCode="P"),
+            body("b", poolCode="P", messageGroupId="g"),
+            body("c", poolCode="Q"),
+            body("d", poolCode="Q", dispatchMode="IMMEDIATE"),
+        )
+        await asyncio.sleep(1)
+
+        assert rig.witness.in_order == {"a": False, "b": True, "c": True, "d": False}

@@ -20,6 +20,7 @@ class Witness:
     nacks: list[tuple[float, str, float]] = field(default_factory=list)  # when, which, for how long
     failures: dict[str, Failure | None] = field(default_factory=dict)  # the last of each
     tallies: dict[str, Tally] = field(default_factory=dict)  # ditto
+    in_order: dict[str, bool] = field(default_factory=dict)  # ditto
     ids: dict[Handle, str] = field(default_factory=dict)
     nack_takes: float = 0.0  # seconds; a network would
 
@@ -54,6 +55,7 @@ class Watched(PassingBroker):
             self.witness.nacks.append((now(), message_id, item.delay))
             self.witness.failures[message_id] = item.failure
             self.witness.tallies[message_id] = item.tally
+            self.witness.in_order[message_id] = item.in_order
         await asyncio.sleep(self.witness.nack_takes)
         return await super().nack(items)
 

@@ -12,8 +12,8 @@ from router.brokers.kit.retries import LATE_SECONDS, SOON_SECONDS, PendingRetrie
 KEYS = st.integers(1, 5)
 
 
-def body(group: str | None) -> bytes:
-    return json.dumps({"id": "a", "messageGroupId": group}).encode()
+def body(group: str | None, pool: str | None = None) -> bytes:
+    return json.dumps({"id": "a", "messageGroupId": group, "poolCode": pool}).encode()
 
 
 @pytest.mark.rule("FIFO-1")
@@ -34,6 +34,17 @@ def test_another_group_does_not_wait() -> None:
     pending_retries.expect(1, body("g"), now=0.0, delay=1.0)
 
     assert not pending_retries.awaits_mates_of([body("h"), body(None)], now=1.0)
+
+
+@pytest.mark.rule("FIFO-1")
+def test_each_pool_has_groups_of_its_own() -> None:
+    pending_retries = PendingRetries()
+    pending_retries.expect(1, body("g", pool="P"), now=0.0, delay=1.0)
+    pending_retries.expect(2, body(None, pool="DEFAULT-POOL"), now=0.0, delay=1.0)
+
+    assert not pending_retries.awaits_mates_of([body("g"), body(None, pool="P")], now=1.0)
+    assert pending_retries.awaits_mates_of([body("g", pool="P")], now=1.0)
+    assert pending_retries.awaits_mates_of([body(None)], now=1.0)
 
 
 @pytest.mark.rule("FIFO-1")

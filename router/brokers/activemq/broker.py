@@ -305,7 +305,7 @@ class ActiveMqBroker:
         )
         asked_at = loop_time()
         if item.delay > 0 and await self._retry_publisher.keep(message.frame, history, item.delay):
-            await self._remove_original(message, asked_at, item.delay)
+            await self._remove_original(message, asked_at, item)
             return
         self._prefetched.hold_back(replace(message, history=history), asked_at + item.delay)
         self._poll.news.ring()
@@ -396,16 +396,17 @@ class ActiveMqBroker:
             source=source_of(message.frame) if self._is_raw else None,
         )
 
-    async def _remove_original(self, message: StompMessage, asked_at: float, delay: float) -> None:
+    async def _remove_original(self, message: StompMessage, asked_at: float, item: Nack) -> None:
         """Remove a message whose copy is safe; if the connection breaks, when it comes again.
 
         But only while the copy waits at the broker. Later, another router may have taken the copy
         for a duplicate because it held the original: to remove that would lose the message.
         """
-        body, now = message.frame.body, loop_time()
-        self._pending_retries.expect(message.key, body, now=now, delay=delay)
+        if item.in_order:
+            body, now = message.frame.body, loop_time()
+            self._pending_retries.expect(message.key, body, now=now, delay=item.delay)
         proof = self._proof(message)
-        self._copied.add(proof, asked_at, lifetime=delay)
+        self._copied.add(proof, asked_at, lifetime=item.delay)
         await self._connection.exchange(message.ack())
         self._copied.forget(proof)
 

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct, field
 
 from router.brokers.kit import loop_time, whole_number
-from router.core.message import MAX_MESSAGE_BYTES, Mode, ReceivedMessage, Tally
+from router.core.message import DEFAULT_POOL, MAX_MESSAGE_BYTES, Mode, ReceivedMessage, Tally
 from router.core.returning import MAX_DELAY_SECONDS
 from router.ports import Disconnected
 
@@ -110,8 +110,14 @@ def _count(value: object) -> int:
 
 
 class _Grouped(Struct):
+    pool: str | None = field(default=None, name="poolCode")
     group: str | None = field(default=None, name="messageGroupId")
     dispatch: str | None = field(default=None, name="dispatchMode")
+
+    @property
+    def order(self) -> Hashable:
+        """What its group is known by: each pool has groups of its own."""
+        return self.pool or DEFAULT_POOL, self.group
 
 
 def group_of(body: bytes) -> str | None:
@@ -133,7 +139,7 @@ class _Expected(Struct, frozen=True, order=True):
     due: float
     number: int  # unique: what follows is never compared
     key: Hashable
-    group: str | None
+    order: Hashable
 
 
 class PendingRetries:
@@ -159,7 +165,7 @@ class PendingRetries:
         message = _read(body) if self.reads_bodies else _Grouped()
         if message.dispatch == Mode.IMMEDIATE.value or len(self._later) >= MAX_PENDING_MESSAGES:
             return
-        expected = _Expected(now + delay, next(self._numbers), key, message.group)
+        expected = _Expected(now + delay, next(self._numbers), key, message.order)
         self._missing[key] = expected
         heapq.heappush(self._later, expected)
 
@@ -169,10 +175,10 @@ class PendingRetries:
     def awaits_mates_of(self, bodies: Iterable[bytes], now: float) -> bool:
         """Return whether a message of the same group is missing and due about now."""
         self._advance(now)
-        groups = {each.group for each in self._soon if self._is_missing(each)}
+        groups = {each.order for each in self._soon if self._is_missing(each)}
         if not self.reads_bodies:
             return bool(groups) and any(True for _ in bodies)
-        return bool(groups) and any(group_of(body) in groups for body in bodies)
+        return bool(groups) and any(_read(body).order in groups for body in bodies)
 
     async def gather(
         self,

@@ -224,11 +224,12 @@ class NatsBroker:
         """Return them in order. NATS has no place for tallies and errors."""
         # Else they would come back to the receive that is just ending, and lose their place.
         await self._puller.until_withdrawn()
-        delays = {item.handle: item.delay for item in items}
+        by_handle = {item.handle: item for item in items}
         live, lost = self._split([item.handle for item in items])
-        await self._tell(live, *(_nak(delays[lease]) for lease in live))
+        await self._tell(live, *(_nak(by_handle[lease].delay) for lease in live))
         for lease in live:
-            self._lease_table.nack(lease, loop_time(), delays[lease])
+            item = by_handle[lease]
+            self._lease_table.nack(lease, loop_time(), item.delay, in_order=item.in_order)
         return lost
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:

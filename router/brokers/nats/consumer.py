@@ -147,13 +147,14 @@ class LeaseTable:
         if self._newest.get(lease.sequence) is lease:
             del self._newest[lease.sequence]
 
-    def nack(self, lease: NatsLease, now: float, delay: float) -> None:
+    def nack(self, lease: NatsLease, now: float, delay: float, *, in_order: bool = True) -> None:
         if self._newest.get(lease.sequence) is not lease:
             return  # it has come back already
         self.finish(lease)
         if len(self._returned) < MAX_RETURNED_MESSAGES:
             self._returned[lease.sequence] = now + delay
-        self.pending_retries.expect(lease.sequence, lease.body, now=now, delay=delay)
+        if in_order:
+            self.pending_retries.expect(lease.sequence, lease.body, now=now, delay=delay)
 
     def leases(self) -> Sequence[NatsLease]:
         return tuple(self._newest.values())

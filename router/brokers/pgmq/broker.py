@@ -173,7 +173,7 @@ class PgmqBroker:
         if not self.holds_groups:
             now = loop_time()
             for position, (lease, delay) in enumerate(zip(leases, delays, strict=True)):
-                if position not in lost:
+                if position not in lost and items[position].in_order:
                     self._pending.expect(lease.msg_id, lease.body, now=now, delay=delay)
         if len(lost) < len(items):
             self._signal.ring()

@@ -407,7 +407,7 @@ class RabbitBroker:
             token=self._token_of(message),
         )
         asked_at = loop_time()
-        waits = await self._keep_copy(message, history)
+        waits = await self._keep_copy(message, history, in_order=item.in_order)
         # If the connection breaks before the broker has removed the original, we remove it when it
         # comes again, but only while the copy cannot have been handed over. The broker may have
         # removed the original without our knowing, and what looks like it may be the same message,
@@ -477,11 +477,14 @@ class RabbitBroker:
             source=source,
         )
 
-    async def _keep_copy(self, message: RabbitMessage, history: RetryHistory) -> float:
+    async def _keep_copy(
+        self, message: RabbitMessage, history: RetryHistory, *, in_order: bool = True
+    ) -> float:
         """Return for how many seconds it waits at the broker."""
         delay = max(history.due_at - self._clock(), SHORTEST_SECONDS)
         await self._retries.make(delay)  # may take its time, and the copy only comes after it
-        self._pending_retries.expect(message.key, message.body, now=loop_time(), delay=delay)
+        if in_order:
+            self._pending_retries.expect(message.key, message.body, now=loop_time(), delay=delay)
         return await self._retries.put(message.body, message.properties, history, delay)
 
 

@@ -278,7 +278,7 @@ class RedisBroker:
         gone = {each.handle for each in lost}
         for lease, item in zip(leases, items, strict=True):
             self._held.finish(lease)
-            if item.delay > 0 and lease not in gone:
+            if item.delay > 0 and item.in_order and lease not in gone:
                 self._pending_retries.expect(lease.name, lease.body, now=now, delay=item.delay)
         self._poll.news.ring()
         return lost

@@ -257,9 +257,13 @@ class DeliveryRunner:
         """Start no new try; what waits for one is returned by its worker."""
         self._stopped = True
         self._pauses_end.ring()
-        for job, turn in self.at_gate.items():
-            job.line.target.admit(turn)
+        self.admit(self.at_gate)
         self._permits.admit_all()
+
+    def admit(self, jobs: Iterable[Job]) -> None:
+        """Let these go on that wait for a place at their target: they are to be returned."""
+        for job in jobs:
+            job.line.target.admit(self.at_gate[job])
 
     def resume(self) -> None:
         self._stopped = False
@@ -424,7 +428,7 @@ class DeliveryRunner:
 
     async def _enter_again(self, job: Job, target: TargetOrigin) -> None:
         """Take a place at the target, ahead of all that never had one (GATE-5)."""
-        if self._stopped:
+        if self._stopped or job.settler.deps.leadership.is_ending:
             target.open += 1
             return
         if target.enter():

@@ -33,6 +33,7 @@ from router.engine.dispatch import KEEPS_FRONT, SOURCE, Dispatcher
 from router.engine.job import Job, Return
 from router.engine.limits import Permits
 from router.engine.pool import Pools, ProcessPool, Workers
+from router.engine.settle import Settler
 from router.engine.shared_limits import SharedRate
 from router.engine.transfer import QueueOrder
 
@@ -141,6 +142,9 @@ class QueueManager:
         for job in [job for each in stopping for job in each.held]:
             job.hold_until = now  # what waits behind it in its group goes with it
         pools = (*self.pools.values(), *self.draining_pools.values())
+        settlers = _settlers_of(stopping)
+        for pool in pools:
+            pool.runner.admit([job for job in pool.runner.at_gate if job.settler in settlers])
         taken = [job for pool in pools for job in pool.take_overdue(now)]
         if taken:
             returns = nack_all([Return(job, ReturnReason.STOPPED) for job in taken])
@@ -148,12 +152,17 @@ class QueueManager:
         return stopping
 
     def abort_queue(self, consumers: Sequence[QueueConsumer]) -> None:
-        """Cut the open requests and calls of stopped consumers: others may have their queue."""
-        settlers = {receiver.settler for each in consumers for receiver in each.receivers}
+        """Cut the open requests and calls of stopped consumers: others may have their queue.
+
+        Their connections are closed, whatever still waits for something.
+        """
+        settlers = _settlers_of(consumers)
         for pool in (*self.pools.values(), *self.draining_pools.values()):
             pool.runner.abort([job for job in pool.runner.requests if job.settler in settlers])
         for consumer in consumers:
             consumer.abort()
+        for settler in settlers:
+            settler.close()
 
     def keep(self, config: RoutingConfig) -> Plan:
         """Take note of a configuration without running it: a standby publishes by it."""
@@ -319,6 +328,10 @@ class QueueManager:
         consumer.stop()
         self.stopping_consumers.append(consumer)
         log.info("consumer stopping", extra={"queue": consumer.queue.name})
+
+
+def _settlers_of(consumers: Sequence[QueueConsumer]) -> set[Settler]:
+    return {receiver.settler for each in consumers for receiver in each.receivers}
 
 
 def _without_stored(jobs: Sequence[Job]) -> Sequence[Job]:

@@ -9,8 +9,9 @@ import pytest
 
 from router.brokers import BrokerRegistry
 from router.brokers.memory import BROKER
-from router.core.config import OnFailure, Ordering, QueueConfig, RoutingConfig
+from router.core.config import OnFailure, Ordering, QueueConfig, RoutingConfig, TargetConfig
 from router.core.history import Fate
+from router.core.outcome import Reply
 from router.engine.leases import QueueLeases
 from router.ports import Conflict, Unknown
 from tests.support.fakes import FakeSender
@@ -21,6 +22,7 @@ from tests.support.virtual_time import now
 pytestmark = pytest.mark.anyio
 
 TTL = 30.0
+ONE_AT_ONCE = TargetConfig(name="t", match="http://target.test:80", concurrency=1)
 WALL = 1000.0
 
 
@@ -220,6 +222,68 @@ async def test_a_router_that_loses_a_lease_sends_and_settles_nothing_more_of_tha
         assert one.held == ["shared"]
         assert one.phase_of("q") == "WAITING"
         assert "STANDBY_LOCK" in one.rig.codes
+
+
+@pytest.mark.rule("CFG-10", "GATE-5")
+@pytest.mark.parametrize(
+    ("how", "after", "fate"),
+    [
+        pytest.param("lost", 10.0, Fate.FORFEITED, id="lost"),
+        pytest.param("released", 10.0, Fate.RETURNED, id="released"),
+        pytest.param("released", 1.0, Fate.RETURNED, id="released-before-it-waits"),
+    ],
+)
+async def test_what_waits_for_a_place_at_its_target_goes_back_when_a_lease_ends(
+    how: str, after: float, fate: Fate
+) -> None:
+    server = LeaseServer()
+    sender = FakeSender(takes_for={"x": 1000.0})
+    sender.script("a", Reply(500))
+    shared = QueueConfig(name="shared", uri="memory://shared", broker=BROKER)
+    async with router(server, "one", [free("q"), shared], sender=sender) as one:
+        config = RoutingConfig((free("q"), shared), (pool("P"),), targets=(ONE_AT_ONCE,))
+        await one.leases.apply(config)
+        await asyncio.sleep(1)
+        await one.rig.publish(*grouped("a"), queue=free("q"))
+        await asyncio.sleep(0.5)
+        await one.rig.publish(*grouped("x", group="h"), queue=shared)  # takes the only place
+        await asyncio.sleep(after)
+        at_gate = one.rig.pool().runner.at_gate
+        assert [job.message.id for job in at_gate] == (["a"] if after == 10 else [])
+        stopping = one.rig.manager.consumers["q"]
+        if how == "lost":
+            server.of("q").owner = "other"
+            server.of("q").refresh()
+        else:
+            one.leases.release("q")
+        await asyncio.sleep(10)
+
+        assert stopping.is_stopped
+        assert sender.ids == ["a", "x"]
+        assert one.rig.manager.registry.ledger.ended[fate] == 1
+
+
+@pytest.mark.rule("CFG-10")
+async def test_a_connection_is_closed_when_its_lease_has_ended_whatever_still_waits() -> None:
+    server = LeaseServer()
+    sender = FakeSender(takes_for={"x": 1000.0})
+    sender.script("a", Reply(500))
+    shared = QueueConfig(name="shared", uri="memory://shared", broker=BROKER)
+    async with router(server, "one", [free("q"), shared], sender=sender) as one:
+        await one.leases.apply(RoutingConfig((free("q"), shared), (pool("P", 1),)))
+        await asyncio.sleep(1)
+        await one.rig.publish(*grouped("a"), queue=free("q"))
+        await asyncio.sleep(1.5)
+        await one.rig.publish(*grouped("x", group="h"), queue=shared)  # takes the only worker
+        await asyncio.sleep(5)
+        stopping = one.rig.manager.consumers["q"]
+        server.of("q").owner = "other"
+        server.of("q").refresh()
+        await asyncio.sleep(TTL + 10)
+
+        assert stopping.is_stopped
+        assert one.rig.manager.registry.ledger.ended[Fate.FORFEITED] == 1
+        assert sender.ids == ["a", "x"]
 
 
 @pytest.mark.rule("CFG-10")

@@ -277,7 +277,11 @@ class Settings:
     @property
     def naming(self) -> QueueNames:
         by_default = "SQS" if self.config_urls else "EMBEDDED"
-        return installed().naming(self.queue_type or by_default, str(self.state_dir.absolute()))
+        return installed().naming(
+            self.queue_type or by_default,
+            str(self.state_dir.absolute()),
+            has_shared_store=self.order_store is not None,
+        )
 
     @property
     def limit_sharers(self) -> int:

@@ -62,9 +62,12 @@ class Catalog:
         except BrokerUnusable:
             return UNKNOWN_BROKER  # opening the queue says why
 
-    def naming(self, queue_type: str, state_dir: str) -> QueueNames:
+    def naming(
+        self, queue_type: str, state_dir: str, *, has_shared_store: bool = False
+    ) -> QueueNames:
         """Return what queue names stand for. `state_dir`: absolute."""
-        return QueueNames(self, QUEUE_TYPES[queue_type], EMBEDDED, state_dir)
+        broker = QUEUE_TYPES[queue_type]
+        return QueueNames(self, broker, EMBEDDED, state_dir, has_shared_store)
 
 
 @cache

@@ -106,6 +106,7 @@ class QueueNames(Struct, frozen=True):
     broker: BrokerFacts  # of queues that are given by name only
     embedded: BrokerFacts  # of a router without a configuration
     state_dir: str  # absolute
+    has_shared_store: bool = False  # an order store that other routers use, too (ORD-13)
 
     def uri(self, name: str) -> str:
         return _uri_of_name(self.broker, name, self.state_dir)

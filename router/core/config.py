@@ -114,6 +114,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
     ordering: Ordering | None = None  # None: not given, so that of the pools (ORD-1)
     on_failure: OnFailure | None = None  # None: not given, see `failing`
     holds_letters: bool = False  # a dead letter holds back its group (ORD-11)
+    is_shared: bool = False  # all of it goes through the order store, for all routers (ORD-13)
     max_age: float | None = None  # seconds after its publication: a message is not sent later
     envelope: str | None = None  # how bodies are wrapped; None: they are messages (CMD-7)
     routes: tuple[tuple[str, Route], ...] = ()  # where wrapped commands go, by their type

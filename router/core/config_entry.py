@@ -235,6 +235,8 @@ def read_queue(raw: object, notes: Notes, *, naming: QueueNames, connections: in
     partitions = _read_partitions(entry, name, uri, broker)
     own_connections = notes.whole("connections", entry.connections, MAX_CONNECTIONS)
     _check_order(entry, own_connections)
+    if entry.share:
+        _check_share(entry, naming, uri, broker)
     if entry.ordering == "strict" and broker.may_be_shared(uri):
         text = f"{broker.name} does not keep a second router from this queue: run one, or a standby"
         notes.add("ordering", text, skipped=False)
@@ -251,6 +253,7 @@ def read_queue(raw: object, notes: Notes, *, naming: QueueNames, connections: in
         ordering=None if entry.ordering is None else Ordering(entry.ordering),
         on_failure=None if entry.on_failure is None else OnFailure(entry.on_failure),
         holds_letters=entry.on_dead_letter == "hold",
+        is_shared=entry.share is True,
         max_age=notes.seconds("maxAgeSeconds", entry.max_age_seconds, MAX_AGE_SECONDS),
         envelope=entry.envelope,
         routes=_read_routes(entry),
@@ -283,8 +286,6 @@ def _read_partitions(entry: _QueueEntry, name: str, uri: str, broker: BrokerFact
 
 def _check_order(entry: _QueueEntry, connections: int | None) -> None:
     """Raise BadEntry if an entry cannot keep the order that it asks for (ORD-1, ORD-2)."""
-    if entry.share:
-        raise BadEntry("share", "is not supported yet: leave it out")
     if entry.ordering == "strict":
         if connections is not None and connections > 1:
             text = "must be 1 with `ordering` `strict`: one connection keeps the order"
@@ -296,6 +297,21 @@ def _check_order(entry: _QueueEntry, connections: int | None) -> None:
         raise BadEntry("onFailure", "needs `ordering` `strict`")
     elif entry.on_dead_letter == "hold":
         raise BadEntry("onDeadLetter", "`hold` needs `ordering` `strict`")
+
+
+def _check_share(entry: _QueueEntry, naming: QueueNames, uri: str, broker: BrokerFacts) -> None:
+    """Raise BadEntry if the routers of an installation cannot share a queue (ORD-13)."""
+    if entry.ordering != "strict":
+        raise BadEntry("share", "needs `ordering` `strict`")
+    if entry.on_failure in ("block", "skip"):
+        text = "`share` keeps failed messages in the order store: leave it out, or use `park`"
+        raise BadEntry("onFailure", text)
+    if broker.holds_groups(uri):
+        text = f"is not for this queue of {broker.name}: all routers deliver from it as it is"
+        raise BadEntry("share", text)
+    if not naming.has_shared_store:
+        text = "needs an order store that all routers use: set MESSAGE_ROUTER_ORDER_STORE"
+        raise BadEntry("share", text)
 
 
 def _read_routes(entry: _QueueEntry) -> tuple[tuple[str, Route], ...]:
@@ -589,6 +605,7 @@ def queue_entry(queue: QueueConfig) -> _QueueEntry:
         ordering=None if queue.ordering is None else queue.ordering.value,
         on_failure=None if queue.on_failure is None else queue.on_failure.value,
         on_dead_letter="hold" if queue.holds_letters else None,
+        share=True if queue.is_shared else None,
         envelope=cast("Literal['command-bus', 'raw'] | None", queue.envelope),
         routes=routes or None,
         route=None if queue.route is None else _raw_route_entry(queue.route),

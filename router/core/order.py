@@ -10,6 +10,7 @@ from router.core.message import DEFAULT_GROUP, Message, Mode
 
 MAX_NAME_CHARACTERS: Final = 100  # that a work queue takes
 ORDER_PREFIX: Final = "order:"  # of the names of work queues that are order stores
+MAX_SHARED_MESSAGES: Final = 100_000  # of a queue (ORD-13)
 MAX_UNSENT_MESSAGES: Final = 1_000  # of a queue that are stored although nothing was sent (ORD-6)
 
 # Of a group in the order store: the pool that messages name, and their group.
@@ -60,9 +61,15 @@ class StoredGroups(dict[GroupKey, _Stored]):
         stored.moves += 1
         return stored.first
 
-    def end(self, group: GroupKey) -> None:
-        """Note that a message has arrived, or does not go there after all."""
-        self[group].moving -= 1
+    def end(self, group: GroupKey, *, forget: bool = False) -> None:
+        """Note that a message has arrived, or does not go there after all.
+
+        `forget`: nobody asks whether the group is stored, because everything is.
+        """
+        stored = self[group]
+        stored.moving -= 1
+        if forget and not stored.moving:
+            del self[group]
 
     def load(self, groups: Iterable[GroupKey]) -> None:
         """Note what the store has."""

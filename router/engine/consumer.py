@@ -222,7 +222,8 @@ class Receiver:
         if order is not None and not order.is_ready:
             await self._wait_for(order.get_ready())
             return
-        ask = self._flow.ask(guarded.traits)
+        carries = order is not None and order.carries  # nothing waits here for a pool
+        ask = Ask(self._flow.most) if carries else self._flow.ask(guarded.traits)
         if ask is None:
             await self._wait(self._flow.patience())
         else:
@@ -301,10 +302,12 @@ class QueueConsumer:
         order: QueueOrder | None = None,
         restarts: int = 0,
         after: "QueueConsumer | None" = None,
+        is_carried: bool = False,
     ) -> None:
         """`order`: of a queue whose failed messages park in the order store.
 
-        `after`: its predecessor, if that has to end before this one receives.
+        `after`: its predecessor, if that has to end before this one receives. `is_carried`: another
+        router receives the queue, and this one delivers from the order store (ORD-13).
         """
         self.queue = queue
         self.counts = counts
@@ -314,9 +317,10 @@ class QueueConsumer:
         self.last_depth: Depth | None = None  # as the broker reported it; None: it has not
         self.held_groups = 0  # behind dead letters, when last counted (ORD-11)
         self.order = order
+        self.is_carried = is_carried
         self.connections = [
             Receiver(queue, deps, dispatcher, counts, self.flow, order=order, after=after)
-            for _ in range(queue.connections)
+            for _ in range(0 if is_carried else queue.connections)
         ]
         self.receivers = list(self.connections)  # with that of the order store
         if order is not None:
@@ -325,11 +329,13 @@ class QueueConsumer:
             self.receivers.append(
                 Receiver(order.queue, deps, dispatcher, counts, flow, on_ended=ended)
             )
+        if is_carried:  # then the store is its queue
+            self.connections = list(self.receivers)
 
     @property
     def stored_by(self) -> QueueOrder | None:
         """The store of its groups; None: its broker holds groups, or they are never stored."""
-        return self.connections[0].settler.order
+        return self.order if self.is_carried else self.connections[0].settler.order
 
     def start(self) -> None:
         for receiver in self.receivers:
@@ -374,7 +380,8 @@ class QueueConsumer:
     async def depth(self) -> Depth | None:
         """Ask over the first open connection; the answer concerns all of them."""
         connected = [receiver for receiver in self.connections if receiver.is_connected]
-        depth = await connected[0].depth() if connected else None
+        is_known = connected and not self.is_carried
+        depth = await connected[0].depth() if is_known else None
         if depth is not None:
             self.last_depth = depth
             if self.queue.may_be_anothers:

@@ -197,7 +197,7 @@ class FlowControl:
         self._warn = warn
         self._jitter = jitter
         self._loop = asyncio.get_running_loop()
-        self._most = min(queue.max_messages or MAX_BATCH_MESSAGES, MAX_BATCH_MESSAGES)
+        self.most = min(queue.max_messages or MAX_BATCH_MESSAGES, MAX_BATCH_MESSAGES)  # at once
         self._brought: dict[str, float] = {}  # when last, by the pool that messages name
         self._since: dict[str, float] = {}  # when first, by pool
         self._noted: set[str] = set()  # those of the latest receive
@@ -242,9 +242,9 @@ class FlowControl:
             pool = self._pools.find(code)
             if pool is not None and pool.has_room:
                 room = max(room, pool.lasting_room)
-                if room >= self._most:
+                if room >= self.most:
                     break  # with many pools, it saves 40 instructions for each message
-        return min(room, self._most) or self._most
+        return min(room, self.most) or self.most
 
     def _ask_ahead(self, traits: Traits, now: float, *, others_have_room: bool) -> Ask | None:
         """Look for messages that fit behind those that do not, unless that is in vain."""
@@ -254,7 +254,7 @@ class FlowControl:
         if left > 0 and not self._budget.is_used_up:
             if traits.window is not None:
                 traits.window.widen(self._look_ahead(traits))
-            return Ask(min(self._most, left))
+            return Ask(min(self.most, left))
         if others_have_room:
             self._report_used_up()
         else:
@@ -483,7 +483,7 @@ class FlowControl:
         """Return whether its pool will take it soon, so that it need not be deferred."""
         # By pool: a slow one that has just begun must not take the places of the others.
         held = len(self._line_of(job))
-        if held >= self._most or (self.deferred and self.deferred.is_behind(job, now)):
+        if held >= self.most or (self.deferred and self.deferred.is_behind(job, now)):
             return False
         rate = self._rate(job, now)
         if not rate:  # it has just begun, or delivers nothing

@@ -90,7 +90,7 @@ class QueueManager:
         """Run this configuration. Return what was changed; all else is left untouched."""
         self._is_stopped = False
         self._workers.resume()
-        ours = tuple(queue for queue in config.queues if self.leadership_of(queue) is not None)
+        ours = tuple(queue for queue in config.queues if self._is_ours(queue))
         changes = plan(self.running, replace(config, queues=ours))
         self.applied = config
         self.deps.targets.configure(config.targets)
@@ -125,14 +125,23 @@ class QueueManager:
     def take_queue(self, name: str) -> None:
         """Consume a queue of the configuration that this router has got."""
         queue = next((each for each in self.applied.queues if each.name == name), None)
+        before = self.consumers.get(name)
+        if before is not None and before.is_carried:  # another router has received it so far
+            self._stop(before)
         if queue is not None and name not in self.consumers and not self._is_stopped:
-            stopping = [each for each in self.stopping_consumers if each.queue.name == name]
-            self._start(queue, Counts(), after=stopping[-1] if stopping else None)
+            stopping = [
+                each
+                for each in self.stopping_consumers
+                if each.queue.name == name and not each.is_carried
+            ]
+            counts = Counts() if before is None else before.counts
+            self._start(queue, counts, after=stopping[-1] if stopping else None)
 
     def give_up_queue(self, name: str) -> Sequence[QueueConsumer]:
         """Receive no more of a queue, and return what has no open request (CFG-10).
 
-        Return its consumers that may still hold messages.
+        A shared one is still delivered from the order store. Return the consumers that may hold
+        messages.
         """
         consumer = self.consumers.get(name)
         if consumer is not None:
@@ -149,6 +158,8 @@ class QueueManager:
         if taken:
             returns = nack_all([Return(job, ReturnReason.STOPPED) for job in taken])
             self.deps.tasks.create_task(returns, name=f"return {name}")
+        if consumer is not None and consumer.queue.is_shared and not self._is_stopped:
+            self._start(consumer.queue, consumer.counts)
         return stopping
 
     def abort_queue(self, consumers: Sequence[QueueConsumer]) -> None:
@@ -169,6 +180,10 @@ class QueueManager:
         changes = plan(self.applied, config)
         self.applied = config
         return changes
+
+    def _is_ours(self, queue: QueueConfig) -> bool:
+        """Return whether this router consumes a queue, or its order store (ORD-13)."""
+        return queue.is_shared or self.leadership_of(queue) is not None
 
     @property
     def running(self) -> RoutingConfig:
@@ -285,9 +300,11 @@ class QueueManager:
     ) -> None:
         """Start a consumer. That of a strict queue begins after its predecessor (ORD-2)."""
         leadership, deps = self.leadership_of(queue), self.deps
-        if leadership is None:  # it was lost just now
+        is_carried = leadership is None  # by another router, if it is shared (ORD-13)
+        is_lost = is_carried and not queue.is_shared  # just now, or taken between two slices
+        if is_lost or queue.name in self.consumers:
             return
-        if leadership is not deps.leadership:
+        if leadership is not None and leadership is not deps.leadership:
             deps = dataclasses.replace(deps, leadership=leadership)
         is_strict = queue.failing in KEEPS_FRONT
         consumer = QueueConsumer(
@@ -299,6 +316,7 @@ class QueueManager:
             order=self._order_of(queue),
             restarts=restarts,
             after=after if is_strict else None,
+            is_carried=is_carried,
         )
         self.consumers[queue.name] = consumer
         consumer.start()

@@ -5,6 +5,9 @@ group that is here, and so does what comes behind it. The store is a work queue,
 back: from there messages are received, delivered and retried like those of any other work queue.
 
 All moves of a queue go one after the other, in the order in which they were asked for.
+
+Of a shared queue, everything moves there as soon as it is received (ORD-13). Then nobody has to
+know which groups are stored.
 """
 
 import asyncio
@@ -23,6 +26,7 @@ from router.core.envelope import Reader
 from router.core.history import State
 from router.core.message import DEFAULT_GROUP, DEFAULT_POOL, Malformed, ReceivedMessage
 from router.core.order import (
+    MAX_SHARED_MESSAGES,
     MAX_UNSENT_MESSAGES,
     GroupKey,
     StoredGroups,
@@ -48,6 +52,7 @@ MOVED_AT_ONCE: Final = 200  # messages in one transaction
 MEASURE_SECONDS: Final = 10.0  # between two looks at the size of a store, at least …
 MEASURE_PAUSE: Final = 100  # … and so many times as long as the last look has taken
 WAIT_SECONDS: Final = 1.0  # until a receiver looks again whether it may go on
+FULL: Final = "it is full: MESSAGE_ROUTER_ORDER_STORE_MAX_BYTES is reached"
 SOURCE: Final = "OrderStore"
 
 
@@ -59,6 +64,7 @@ class OrderStore(Struct, frozen=True, kw_only=True):
     new_key: Callable[[], str]  # of a message whose broker makes no ids: random
     is_shared: bool = False  # other routers use it, too
     max_bytes: int = 1024**3
+    max_shared: int = MAX_SHARED_MESSAGES  # unsettled, of a shared queue: then its carrier pauses
     exists: Callable[[], bool] = lambda: True  # else nothing was ever stored
 
     def queue_of(self, queue: QueueConfig) -> QueueConfig:
@@ -82,6 +88,7 @@ class QueueOrder:
         jitter: Jitter,
     ) -> None:
         self.queue = store.queue_of(queue)
+        self.carries = queue.is_shared  # all of it moves to the store (ORD-13)
         self.groups = StoredGroups()
         self.size = StoreSize()  # at the last look
         self.is_stuck = False  # the store is away, or full
@@ -108,6 +115,7 @@ class QueueOrder:
     def change(self, queue: QueueConfig) -> None:
         """Take over what the configuration says of the queue now."""
         self.queue = _as_source(self.queue, queue)
+        self.carries = queue.is_shared
 
     @property
     def messages(self) -> int:
@@ -128,27 +136,45 @@ class QueueOrder:
     def is_ready(self) -> bool:
         """Whether messages may be received: nothing waits for the store (ORD-7)."""
         waiting = sum(map(len, self._unanswered.values()))
-        return self._is_loaded and not self._is_moving and waiting < MOVED_AT_ONCE
+        is_free = self._is_loaded and not self._is_moving and not self._looks_first
+        return is_free and waiting < MOVED_AT_ONCE
 
     async def get_ready(self) -> None:
         """Find out what is stored, and let what is on its way arrive; for a second at most."""
-        if not self._is_loaded:
+        if not self._is_loaded or self._looks_first:
             try:
                 async with self._open() as order_log:
-                    self.groups.load(await order_log.unsettled_groups())
+                    if not self.carries:
+                        self.groups.load(await order_log.unsettled_groups())
                     await self._measure(order_log)
             except BrokerError as error:
                 self._report(str(error))
             else:
                 self._is_loaded = True
-                self._recover()
-                return
+                if not self._has_enough:
+                    self._recover()
+                    return
+                self._report(FULL if self._is_full else f"it has {self._store.max_shared} of them")
         await self.moved.wait(WAIT_SECONDS)
+
+    @property
+    def _is_full(self) -> bool:
+        return self.size.bytes + self._added_bytes >= self._store.max_bytes
+
+    @property
+    def _has_enough(self) -> bool:
+        """Whether the carrier of a shared queue pauses (ORD-13)."""
+        return self.carries and (self._is_full or self.messages >= self._store.max_shared)
+
+    @property
+    def _looks_first(self) -> bool:
+        """Whether the carrier asks the store before it receives: others make room in it, too."""
+        return self._has_enough or (self.carries and self.is_stuck)
 
     @property
     def asks_first(self) -> bool:
         """Whether another router may have stored groups of what comes now."""
-        return self._store.is_shared
+        return self._store.is_shared and not self.carries
 
     async def look(self, messages: Sequence[ReceivedMessage], read: Reader) -> None:
         """Ask about the groups of a batch that seem to be direct. Raises BrokerError."""
@@ -181,6 +207,8 @@ class QueueOrder:
 
     def takes(self, job: Job) -> bool:
         """Return whether a message has to go to the store, because its group is there (ORD-5)."""
+        if self.carries:
+            return True
         if not self.groups or self.key_of(job) not in self.groups:
             return False
         away_until = self._targets.away_until(job.message.target, self._loop.time())
@@ -223,7 +251,9 @@ class QueueOrder:
             job.stored_in = self._group_in_store(job)
             if job.stored_in is not None:
                 first = self.groups.begin(job.stored_in, job.message.id)
-                if each.reason is ReturnReason.BEHIND and not job.is_held:
+                if self.carries:
+                    job.error = "for all routers"
+                elif each.reason is ReturnReason.BEHIND and not job.is_held:
                     job.error = f"behind {first}" if first else "behind others of its group"
             self._unsent += not each.was_sent
 
@@ -238,7 +268,8 @@ class QueueOrder:
         if job.is_held:  # its pool may have become `ungrouped: parallel` since it died
             return job.message.pool or DEFAULT_POOL, job.group
         key = self.key_of(job)
-        return key if job.blocks_on_error or key in self.groups else None
+        follows = not self.carries and key in self.groups
+        return key if job.blocks_on_error or follows else None
 
     async def put(self, item: Publication) -> None:
         """Store a message behind its group: a dead letter is replayed. Raises BrokerError."""
@@ -255,8 +286,8 @@ class QueueOrder:
                 self._added += await order_log.append([StoredMessage(item, group)])
         finally:
             if key is not None:
-                self.groups.end(key)
-                self._check({key})
+                self.groups.end(key, forget=self.carries)
+                self._check({key} & self.groups.keys())
 
     def note_ended(self, jobs: Sequence[Job]) -> None:
         """Note that these messages have left the store: accepted, or dead letters."""
@@ -325,8 +356,8 @@ class QueueOrder:
         """Raise _Full if the store has as much as it may have."""
         if self._loop.time() >= self._measured_at + self._pause or self.is_stuck:
             await self._measure(order_log)
-        if self.size.bytes + self._added_bytes >= self._store.max_bytes:
-            raise _Full("it is full: MESSAGE_ROUTER_ORDER_STORE_MAX_BYTES is reached")
+        if self._is_full:
+            raise _Full(FULL)
 
     async def measure(self) -> None:
         """Look how much is stored, unless the last look took too long for that."""
@@ -385,7 +416,7 @@ class QueueOrder:
             lost.add(group)
             dropped.append(job)
             self._end_move(job)
-        self._check(group for group in lost if group is not None)
+        self._check(group for group in lost if group is not None and group in self.groups)
         for job in [each for each in dropped if each in each.settler.held]:
             job.settler.forfeit(job)
         return kept
@@ -401,7 +432,7 @@ class QueueOrder:
     def _end_move(self, job: Job) -> None:
         group, job.stored_in = job.stored_in, None
         if group is not None:
-            self.groups.end(group)
+            self.groups.end(group, forget=self.carries)
 
     def _open(self) -> AbstractAsyncContextManager[OrderLog]:
         return self._store.logs.open_order_log(self.queue)
@@ -421,6 +452,7 @@ def _as_source(stored: QueueConfig, queue: QueueConfig) -> QueueConfig:
     """Return the queue in the store, with what holds for messages wherever they are."""
     return replace(
         stored,
+        visibility_timeout=queue.visibility_timeout,
         retry=queue.retry,
         holds_letters=queue.holds_letters,
         envelope=queue.envelope,

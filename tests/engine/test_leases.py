@@ -13,6 +13,7 @@ from router.core.config import OnFailure, Ordering, QueueConfig, RoutingConfig, 
 from router.core.history import Fate
 from router.core.outcome import Reply
 from router.engine.leases import QueueLeases
+from router.engine.transfer import OrderStore
 from router.ports import Conflict, Unknown
 from tests.support.fakes import FakeSender
 from tests.support.locks import FakeLock, LockServer
@@ -85,8 +86,9 @@ async def router(
     *,
     brokers: BrokerRegistry | None = None,
     sender: FakeSender | None = None,
+    order: OrderStore | None = None,
 ) -> AsyncIterator[LeasingRouter]:
-    async with running(queues=(), brokers=brokers, sender=sender) as rig:
+    async with running(queues=(), brokers=brokers, sender=sender, order=order) as rig:
         leases = QueueLeases(
             RouterLocks(server, name),
             rig.manager,

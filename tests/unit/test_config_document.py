@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from router.core.broker import QueueNames
 from router.core.config import (
@@ -471,8 +472,17 @@ def test_a_failed_message_of_a_strict_queue_is_parked_unless_told_otherwise(
             "onDeadLetter",
             "leave out `onFailure`",
         ),
-        ({"ordering": "strict", "share": True}, "share", "not supported yet"),
         ({"share": "yes"}, "share", "Expected"),
+        ({"share": True}, "share", "needs `ordering` `strict`"),
+        ({"ordering": "batch", "share": True}, "share", "needs `ordering` `strict`"),
+        (
+            {"ordering": "strict", "onFailure": "block", "share": True},
+            "onFailure",
+            "leave it out, or use `park`",
+        ),
+        ({"ordering": "strict", "onFailure": "skip", "share": True}, "onFailure", "in the order"),
+        ({"ordering": "strict", "share": True, "connections": 2}, "connections", "must be 1"),
+        ({"ordering": "strict", "share": True}, "share", "not for this queue of SQLite"),
     ],
 )
 def test_an_order_that_cannot_be_kept_is_refused(
@@ -483,6 +493,43 @@ def test_an_order_that_cannot_be_kept_is_refused(
     assert document.config.queues == ()
     assert told(document) == [(f"$.queues[0].{where}", "QUEUE_VALIDATION")]
     assert text in document.problems[0].text
+
+
+@pytest.mark.rule("ORD-13")
+@pytest.mark.parametrize(
+    ("uri", "has_store", "text"),
+    [
+        ("nats://host/orders", False, "set MESSAGE_ROUTER_ORDER_STORE"),
+        ("postgresql://host/db", True, "not for this queue of PostgreSQL"),
+        ("sqlite:////data/q.db", True, "not for this queue of SQLite"),
+        ("pgmq://host/db?queue=q&fifo=true", True, "not for this queue of PGMQ"),
+        ("https://sqs.eu-west-1.amazonaws.com/1/q.fifo", True, "not for this queue of SQS"),
+    ],
+)
+def test_a_queue_that_routers_cannot_share_is_refused(uri: str, has_store: bool, text: str) -> None:
+    naming = replace(EMBEDDED, has_shared_store=has_store)
+    document = read_queue({"queueUri": uri, "ordering": "strict", "share": True}, naming)
+
+    assert document.config.queues == ()
+    assert told(document) == [("$.queues[0].share", "QUEUE_VALIDATION")]
+    assert text in document.problems[0].text
+
+
+@pytest.mark.rule("ORD-13")
+@pytest.mark.parametrize("uri", ["nats://host/orders", "amqp://host/q", "activemq://host/q"])
+@pytest.mark.parametrize("fields", [{}, {"onFailure": "park"}, {"onDeadLetter": "hold"}])
+def test_a_queue_is_shared_over_an_order_store_in_postgresql(
+    uri: str, fields: dict[str, object]
+) -> None:
+    naming = replace(EMBEDDED, has_shared_store=True)
+    entry = {"queueName": "q", "queueUri": uri, "ordering": "strict", "share": True, **fields}
+    document = read_queue(entry, naming)
+    (queue,) = document.config.queues
+    shown = as_document(document.config)["queues"]
+
+    assert document.problems == ()
+    assert queue.is_shared
+    assert read({"queues": shown}, naming).config.queues == (queue,)
 
 
 @pytest.mark.rule("ORD-1")

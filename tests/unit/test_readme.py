@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.brokers.catalog import BROKERS, QUEUE_TYPES
 from router.core.config_document import read_document
@@ -25,7 +26,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "deploy").rglob("*.md")),
 ]
-NAMING = names("EMBEDDED", "/var/lib/router")
+NAMING = replace(names("EMBEDDED", "/var/lib/router"), has_shared_store=True)
 
 
 def anchors_of(page: Path) -> set[str]:

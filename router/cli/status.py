@@ -80,10 +80,11 @@ class StatusReport:
         found = self.details
         if not found:
             return []
-        queues, pools = _by_entry(found["queues"].values()), found["pools"].values()
+        busiest = _busiest(_by_entry(found["queues"].values()), "pendingMessages")
+        queues, pools = sorted(busiest, key=_holds_nothing), found["pools"].values()
         troubled = [each for each in found["targets"] if _is_in_trouble(each)]
         sections = (
-            _section("queue", "Queues", _QUEUE, _busiest(queues, "pendingMessages"), MOST_ROWS),
+            _section("queue", "Queues", _QUEUE, queues, MOST_ROWS),
             _section("pool", "Pools", _POOL, _busiest(pools, "queueSize"), MOST_ROWS),
             _section("target", "Targets in trouble", _TARGET, troubled, MOST_ROWS),
             _section(
@@ -155,6 +156,11 @@ def _busiest(rows: Iterable[Row], by: str) -> Sequence[Row]:
     return sorted(rows, key=lambda row: row.get(by) or 0, reverse=True)
 
 
+def _holds_nothing(queue: Row) -> bool:
+    """Groups that wait for somebody's decision come first (ORD-14)."""
+    return not queue.get("heldGroups")
+
+
 def _text(name: str) -> Callable[[Row], str]:
     return lambda row: plain(row.get(name))
 
@@ -174,9 +180,11 @@ _QUEUE: Final = {
     "per second": _text("throughput5min"),
     "failed 30 min": _text("totalFailed30min"),
     "success 30 min": _share("successRate30min"),
+    "stored": _text("storedMessages"),
+    "held groups": _text("heldGroups"),
 }
 _SUMMED: Final = (  # of partitions
-    *("pendingMessages", "messagesNotVisible", "throughput5min"),
+    *("pendingMessages", "messagesNotVisible", "throughput5min", "storedMessages", "heldGroups"),
     *("totalConsumed30min", "totalFailed30min"),
 )
 _POOL: Final = {

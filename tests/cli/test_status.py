@@ -25,6 +25,8 @@ QUEUE = {
     "throughput5min": 12.5,
     "totalFailed30min": 2,
     "successRate30min": 0.987,
+    "storedMessages": 7,
+    "heldGroups": 2,
 }
 POOL = {
     "poolCode": "POOL-A",
@@ -92,7 +94,7 @@ def test_one_screen_is_lines_in_a_pipe_each_with_its_kind_first(run: Run, fake: 
     assert result.stdout.splitlines() == [
         "WARNING\tbelow 90 % success: pools B · PRIMARY · up 3 h 2 min",
         "issue\tactive warnings: 6",
-        "queue\torders\t1204\t3\t12.5\t2\t98.7 %",
+        "queue\torders\t1204\t3\t12.5\t2\t98.7 %\t7\t2",
         "pool\tPOOL-A\t3/10\t5/200\t4\t87\t0\t100.0 %",
         "target\thttp://down:80\tOPEN\t2026-01-31T08:15:30.000Z\tnetwork\t-\t-\t0",
         "target\thttp://silent:80\tCLOSED\t-\t-\t-\t2026-01-31T08:20:00.000Z\t0",
@@ -100,6 +102,22 @@ def test_one_screen_is_lines_in_a_pipe_each_with_its_kind_first(run: Run, fake: 
         "in-flight\tm-1\tPOOL-A\tg\tDELIVERING\t2\t2310",
         "warning\t7\tWARN\tROUTING\t3\tno pool [bold]X [31m",
     ]
+
+
+@pytest.mark.rule("ORD-14")
+def test_a_queue_with_held_groups_is_shown_however_little_waits_in_it(
+    run: Run, fake: FakeRouter
+) -> None:
+    well_known(fake)
+    free = {**QUEUE, "heldGroups": 0}
+    held = {**QUEUE, "name": "held", "pendingMessages": 1}
+    queues = {f"q{n}": {**free, "name": f"q{n}"} for n in range(20)} | {"held": held}
+    fake._answers.pop("GET /monitoring/queue-stats")
+    fake.answers("GET /monitoring/queue-stats", queues)
+
+    lines = run("status", "--url", fake.url).stdout.splitlines()
+
+    assert next(each for each in lines if each.startswith("queue")).split("\t")[1] == "held"
 
 
 @pytest.mark.rule("PART-3")
@@ -116,9 +134,9 @@ def test_the_partitions_of_an_entry_are_one_row(run: Run, fake: FakeRouter) -> N
     lines = run("status", "--url", fake.url).stdout.splitlines()
 
     assert [each for each in lines if each.startswith("queue")] == [
-        "queue\tparts (3 partitions)\t2408\t9\t37.5\t4\t98.7 %",
-        "queue\torders\t1204\t3\t12.5\t2\t98.7 %",
-        "queue\tidle (1 partitions)\t-\t3\t12.5\t0\t100.0 %",
+        "queue\tparts (3 partitions)\t2408\t9\t37.5\t4\t98.7 %\t21\t6",
+        "queue\torders\t1204\t3\t12.5\t2\t98.7 %\t7\t2",
+        "queue\tidle (1 partitions)\t-\t3\t12.5\t0\t100.0 %\t7\t2",
     ]
 
 

@@ -1,5 +1,7 @@
 import signal
+from http import HTTPStatus
 
+import httpx
 import pytest
 from playwright.async_api import expect
 
@@ -311,6 +313,58 @@ async def test_a_new_dead_letter_appears_by_itself_and_can_be_filtered(
         await screen.page.get_by_label("Reason").select_option("MALFORMED")
 
         await screen.shows("None for this reason.")
+
+
+@pytest.mark.rule("ORD-11", "ORD-14")
+async def test_a_held_group_is_released_or_its_letter_discarded_once_confirmed(
+    site: Site, screen: Screen
+) -> None:
+    strict = {**site.queue("orders"), "ordering": "strict", "onDeadLetter": "hold"}
+    site.configure_queues([strict], [{"code": "DEFAULT-POOL", "concurrency": 4}])
+    async with listening(answering(404)) as target, site.router() as router:
+        await screen.visit(router.url, "dead-letters")
+        await screen.shows("None: everything was accepted.")
+        await screen.hides("Held groups")
+        await router.publish([message(each, target, group="order-7") for each in ("a", "b")])
+        await expect(screen.row("order-7")).to_contain_text("a")
+        await expect(screen.row("order-7")).to_contain_text("404")
+
+        await screen.button("Release order-7").click()
+        await screen.dialog().get_by_role("button", name="Cancel").click()
+        assert ids(target) == ["a"]
+        await screen.button("Release order-7").click()
+        await screen.dialog().get_by_role("button", name="Release").click()
+        await screen.shows("Released: the group goes on.")
+        await expect(screen.button("Discard b, which holds order-7")).to_be_visible()
+        assert ids(target) == ["a", "b"]
+        await screen.button("Discard b, which holds order-7").click()
+        await expect(screen.dialog()).to_contain_text("b is deleted for good")
+        await screen.dialog().get_by_role("button", name="Discard").click()
+
+        await screen.hides("Held groups")
+        await expect(screen.item("order-7")).to_have_count(0)
+        await expect(screen.button("Replay a")).to_be_visible()
+        await expect(screen.button("Replay b")).to_have_count(0)
+
+
+@pytest.mark.rule("ORD-14")
+async def test_a_held_group_that_somebody_else_released_is_told_and_leaves_the_table(
+    site: Site, screen: Screen
+) -> None:
+    strict = {**site.queue("orders"), "ordering": "strict", "onDeadLetter": "hold"}
+    site.configure_queues([strict], [{"code": "DEFAULT-POOL", "concurrency": 4}])
+    async with listening(answering(404)) as target, site.router() as router:
+        await router.publish([message("a", target, group="order-7")])
+        await screen.visit(router.url, "dead-letters")
+        await screen.button("Release order-7").click()
+        async with httpx.AsyncClient(base_url=router.url) as other:
+            query = {"queue": "orders", "group": "order-7"}
+            assert (await other.post("/groups/release", params=query)).status_code == HTTPStatus.OK
+        screen.foreseen.append("409 (Conflict)")
+        await screen.dialog().get_by_role("button", name="Release").click()
+
+        await screen.shows("no dead letter holds this group")
+        await screen.hides("Held groups")
 
 
 @pytest.mark.rule("MED-4")

@@ -44,6 +44,7 @@ const state = {
   batch: { id: "", list: nothingYet() },
   warnings: nothingYet(),
   letters: { list: nothingYet(), reason: "", next: null },
+  held: nothingYet(), // groups
   config: nothingYet(),
   theme: localStorage.getItem(THEME) ?? "auto",
 };
@@ -146,6 +147,7 @@ function receive(snapshot) {
 function refreshAll() {
   loadWarnings();
   loadLetters();
+  loadHeld();
   loadConfig();
   loadMessages();
   loadTasks();
@@ -154,10 +156,15 @@ function refreshAll() {
 /** Lists are fetched when the snapshot says that they have changed, and someone looks at them. */
 function refreshChanged(before, now) {
   if (now.marks.warnings !== before.marks.warnings) loadWarnings();
-  if (now.marks.letters !== before.marks.letters) loadLetters();
+  if (now.marks.letters !== before.marks.letters) loadDecided();
+  else if (heldIn(now) !== heldIn(before)) loadHeld();
   if (now.syncedAt !== before.syncedAt) loadConfig();
   if (state.view === "messages") loadMessages();
   if (state.view === "tasks") loadTasks();
+}
+
+function heldIn(snapshot) {
+  return snapshot.queues.reduce((sum, queue) => sum + queue.heldGroups, 0);
 }
 
 function meet(error) {
@@ -250,6 +257,15 @@ async function findInQueue(cursor) {
 
 function loadLetters() {
   return load(() => fetchLetters(""), (list) => (state.letters.list = list));
+}
+
+function loadHeld() {
+  return load(() => api.get(`/groups?held=true&limit=${PAGE}`), (list) => (state.held = list));
+}
+
+/** What people decide about: letters, and the groups that some of them hold. */
+function loadDecided() {
+  return Promise.all([loadLetters(), loadHeld()]);
 }
 
 async function fetchLetters(cursor) {
@@ -354,16 +370,26 @@ const act = {
 
   replay(letter) {
     const force = letter.replayedAt ? "?force=true" : "";
-    const run = () => change("POST", `/dead-letters/${letter.id}/replay${force}`, "Replayed: it is back in its queue.", loadLetters);
+    const run = () => change("POST", `/dead-letters/${letter.id}/replay${force}`, "Replayed: it is back in its queue.", loadDecided);
     const again = letter.replayedAt ? " It was replayed before: its target may see it twice." : "";
     const text = `${letter.messageId} goes back to the end of ${letter.queue} and is delivered again.${again}`;
     set({ dialog: { title: "Replay this message?", text, action: { name: "Replay", run } } });
   },
 
   discard(letter) {
-    const run = () => change("DELETE", `/dead-letters/${letter.id}`, "Discarded.", loadLetters);
+    const run = () => change("DELETE", `/dead-letters/${letter.id}`, "Discarded.", loadDecided);
     const text = `${letter.messageId ?? "The message"} from ${letter.queue} is deleted for good. Nobody has accepted it.`;
     set({ dialog: { title: "Discard this message?", text, danger: true, action: { name: "Discard", run } } });
+  },
+
+  release(held) {
+    const text = `${held.group} of ${held.queue} goes on without ${held.messageId}, which stays a dead letter.`;
+    decide("release", held, text, { title: "Release this group?", name: "Release", done: "Released: the group goes on." });
+  },
+
+  discardHeld(held) {
+    const text = `${held.messageId} is deleted for good, and ${held.group} of ${held.queue} goes on without it. Nobody has accepted it.`;
+    decide("discard", held, text, { title: "Discard what holds this group?", name: "Discard", done: "Discarded: the group goes on.", danger: true });
   },
 
   signInWithPassword(user, password) {
@@ -390,6 +416,12 @@ const act = {
     applyTheme();
   },
 };
+
+/** Ask first; then decide about a held group. */
+function decide(what, { queue, pool, group }, text, { title, name, done, danger }) {
+  const path = `/groups/${what}?${new URLSearchParams({ queue, pool, group })}`;
+  set({ dialog: { title, text, danger, action: { name, run: () => change("POST", path, done, loadDecided) } } });
+}
 
 const TIMES = ["createdAt", "notBefore", "startedAt", "endedAt"];
 

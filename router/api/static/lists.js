@@ -152,6 +152,7 @@ function Warning({ warning, act }) {
 export function DeadLetters({ state, act }) {
   const { list, reason, next } = state.letters;
   return html`<h1>Dead letters</h1>
+    <${HeldGroups} list=${state.held} act=${act} />
     <${Panel} id="letters" title=${list.items ? `${count(list.items.length)}${next ? "+" : ""} kept` : "Kept"} note="newest first">
       <form class="filters" onSubmit=${(event) => event.preventDefault()}>
         <label>Reason<select value=${reason} onChange=${(event) => act.filterLetters(event.target.value)}>
@@ -163,6 +164,26 @@ export function DeadLetters({ state, act }) {
         : html`<${Empty}>${reason ? "None for this reason." : "None: everything was accepted."}<//>`} />
       ${next && html`<p class="more-row"><${Button} onClick=${act.moreLetters}>Show more<//></p>`}
     <//>`;
+}
+
+/** Groups of strict queues that a dead letter holds: only while there are some. */
+function HeldGroups({ list, act }) {
+  if (!list.error && !list.items?.length) return null;
+  const columns = [
+    ["Group", (held) => html`<strong class="id">${held.group}</strong>`, "name"],
+    ["Queue", (held) => held.queue],
+    ["Pool", (held) => held.pool],
+    ["Held by", (held) => html`<span class="id">${held.messageId}</span>`],
+    ["Error", (held) => html`<span class="break">${held.error || "–"}</span>`],
+    ["Messages", (held) => count(held.messages), "number"],
+    ["Since", (held) => html`<${When} at=${held.since} />`, "number"],
+    ["", (held) => html`<${Button} kind="small" label="Release ${held.group}" onClick=${() => act.release(held)}>Release<//>
+      <${Button} kind="small danger" label="Discard ${held.messageId}, which holds ${held.group}" onClick=${() => act.discardHeld(held)}>Discard<//>`, "number"],
+  ];
+  return html`<${Panel} id="held" title="Held groups" note="nothing of them is delivered until you decide, longest first">
+    <${Loaded} list=${list} show=${(items) => html`<${Table} label="Held groups" columns=${columns} rows=${items}
+      keyOf=${(held) => `${held.queue} ${held.pool} ${held.group}`} />`} />
+  <//>`;
 }
 
 function Letter({ letter, act }) {

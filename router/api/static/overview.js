@@ -105,7 +105,7 @@ function Queues({ snapshot, history }) {
   const columns = [
     ["Queue", (queue) => html`<${Sign} tone=${queue.healthy ? "good" : "bad"} /> <strong>${queue.name}</strong>
       ${!queue.healthy && html`${" "}<${Badge} tone="bad">silent<//>`}
-      ${queue.heldGroups > 0 && html`${" "}<${Badge} tone="bad">${count(queue.heldGroups)} held<//>`}
+      ${queue.heldGroups > 0 && html`${" "}<a href="#dead-letters"><${Badge} tone="bad">${count(queue.heldGroups)} held<//></a>`}
       ${queue.stored > 0 && html`${" "}<${Badge} tone="fair">${count(queue.stored)} stored<//>`}`, "name"],
     ["Waiting", (queue) => (queue.waiting === null ? "–" : count(queue.waiting)), "number"],
     ["Per second", (queue) => perSecond(history.recent(`queue ${queue.name} rate`)), "number"],

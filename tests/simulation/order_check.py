@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Final
 
 from router.engine.queue_manager import QueueManager
@@ -83,7 +84,9 @@ class OrderCheck:
                 waiting = {
                     number
                     for job in lane
+                    # None may pass a regular one that was tried before.
                     if lane.current is not None
+                    and not lane.tried
                     and (number := _number_of(job.message.token)) is not None
                     and self._book.plan.bodies[number].level == HIGH
                 }
@@ -114,7 +117,7 @@ class OrderCheck:
         return lines
 
     def _judge_line(self, line: Line, published: list[Sent]) -> None:
-        until = self._in_order_until(line)
+        until = self._in_order_until(line, published)
         for first, second in itertools.combinations(published, 2):
             is_before = first.answered_at <= second.at or first.call == second.call >= 0
             if is_before and _may_not_pass(first.body, second.body):
@@ -122,13 +125,14 @@ class OrderCheck:
                 latest = until if is_alike else min(until, self._in_precedence_until(line, first))
                 self._judge_pair(first.body.number, second.body.number, latest)
 
-    def _in_order_until(self, line: Line) -> float:
+    def _in_order_until(self, line: Line, published: Sequence[Sent]) -> float:
         """Return how long the order of a group is promised."""
         book, pool = self._book, line[1]
         changed = book.changed_pools.get(pool or "", NEVER)
         if book.plan.kind in HOLDS_GROUPS:
             return changed
-        mates = self._mates(line)
+        # The steps of chains have no place of their own in the plan.
+        mates = [*self._mates(line), *(sent.body for sent in published)]
         until = min(changed, book.disturbed_at)
         if any(body.wish.delay is not None or body.wish.due is not None for body in mates):
             return -NEVER

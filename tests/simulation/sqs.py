@@ -158,16 +158,13 @@ class SqsModel:
         )
         if is_shuffled:
             candidates = self.weather.rng.sample(candidates, len(candidates))
-        locked: set[str] = set()
+        # One that is out locks its group, also for those before it that were returned.
+        locked = {each.group for each in candidates if now < each.visible_at} - {None}
         found: list[SqsStored] = []
         for stored in candidates:
             if len(found) == request.max_number_of_messages:
                 break
-            if stored.group in locked:
-                continue
-            if now < stored.visible_at:
-                if stored.group is not None:
-                    locked.add(stored.group)
+            if stored.group in locked or now < stored.visible_at:
                 continue
             found.append(stored)
         return [self._hand_over(each, request.visibility_timeout) for each in found]

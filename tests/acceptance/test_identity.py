@@ -48,11 +48,9 @@ async def produce(server: RabbitServer, queue: str, body: bytes, message_id: str
 
 
 async def produce_without_id(server: RabbitServer, queue: str, body: bytes) -> None:
-    """Publish as most clients do; the one above would make up a `message_id`."""
+    """The client of the function above would make up a `message_id`."""
     await until_made(server, queue)
-    exchange = 'rabbit_misc:r(<<"/">>, exchange, <<"">>)'
-    words = f'rabbit_basic:publish({exchange}, <<"{queue}">>, [], <<"{body.decode()}">>).'
-    await asyncio.to_thread(server.control, "eval", words)
+    await asyncio.to_thread(server.publish_without_id, queue, body)
 
 
 async def until_made(server: RabbitServer, queue: str) -> None:

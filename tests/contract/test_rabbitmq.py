@@ -155,7 +155,7 @@ async def test_many_may_be_delayed_at_once(ends: Ends) -> None:
 async def test_a_message_without_an_id_has_none_after_a_retry_either(
     classic: Ends, server: RabbitServer, name: str
 ) -> None:
-    await send_without_id(server, name)
+    await asyncio.to_thread(server.publish_without_id, name, b"a")
     first = await receive_one(classic.broker)
 
     await classic.broker.nack([Nack(first.handle, 1.0)])
@@ -163,17 +163,6 @@ async def test_a_message_without_an_id_has_none_after_a_retry_either(
 
     assert (first.claimed_id, second.claimed_id) == (None, None)
     assert second.body == b"a"
-
-
-async def send_without_id(server: RabbitServer, name: str) -> None:
-    """By the broker's own hand: our client gives an id to everything."""
-    await control(
-        server,
-        "eval",
-        'X = rabbit_misc:r(<<"/">>, exchange, <<"">>),'
-        f'M = rabbit_basic:message(X, <<"{name}">>, [], <<"a">>),'
-        "rabbit_basic:publish(rabbit_basic:delivery(false, false, M, undefined)).",
-    )
 
 
 @pytest.mark.rule("BRK-4", "P1")
@@ -418,7 +407,7 @@ async def test_an_original_whose_copy_is_safe_is_not_delivered_again(
 async def test_a_nameless_message_is_not_taken_for_an_original_whose_copy_is_safe(
     classic: Ends, server: RabbitServer, name: str, brokers: BrokerRegistry
 ) -> None:
-    await send_without_id(server, name)
+    await asyncio.to_thread(server.publish_without_id, name, b"a")
     async with proxy_to(server.port) as wire:
         through_wire = by_way_of(wire, classic.queue, server)
         raw = replace(through_wire, route=RawRoute(target="https://svc.test/hook"))
@@ -439,8 +428,8 @@ async def test_a_nameless_message_and_its_retry_copies_are_one_message(
     classic: Ends, server: RabbitServer, name: str, brokers: BrokerRegistry
 ) -> None:
     """Else each failure would be the first one that is known, and the limit never reached."""
-    await send_without_id(server, name)
-    await send_without_id(server, name)
+    await asyncio.to_thread(server.publish_without_id, name, b"a")
+    await asyncio.to_thread(server.publish_without_id, name, b"a")
     raw = replace(classic.queue, route=RawRoute(target="https://svc.test/hook"))
     async with brokers.open_queue(raw) as broker:
         first, other = await several(broker, 2)

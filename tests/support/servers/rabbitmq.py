@@ -5,9 +5,11 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
+
+import pika
 
 from tests.support.servers.base import ServerProcess, free_port, missing, needed
 
@@ -81,6 +83,11 @@ class RabbitServer(ServerProcess):
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    def publish_without_id(self, queue: str, body: bytes) -> None:
+        """As most clients do. Ours gives an id to everything."""
+        with closing(pika.BlockingConnection(pika.URLParameters(self.url))) as connection:
+            connection.channel().basic_publish("", queue, body)
 
     def remove(self) -> None:
         self.kill()

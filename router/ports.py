@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import Enum, StrEnum, auto
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -52,6 +52,8 @@ class Unsettled(Struct, frozen=True):
     handle: Handle
     reason: str
     stale: bool  # the lease was lost: no use trying again. False: try again.
+    # Only of `extend`, which did extend it: somebody wants this message to end (CMD-13).
+    is_cancelled: bool = False
 
 
 class Nack(Struct, frozen=True):
@@ -209,7 +211,10 @@ class Broker(Protocol):
         """
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
-        """Extend their leases to `seconds` from now; return those whose lease was lost."""
+        """Extend their leases to `seconds` from now; return those whose lease was lost.
+
+        And those that somebody wants to end, marked as such (CMD-13).
+        """
 
     async def depth(self) -> Depth | None:
         """Return how much is in the queue; None: the broker does not report it."""
@@ -277,7 +282,9 @@ class MessageLister(Protocol):
 
 class Cancellation(Enum):
     CANCELLED = auto()
-    TOO_LATE = auto()  # in flight, or ended
+    ASKED = auto()  # it is in flight: who holds it will end it
+    IN_FLIGHT = auto()  # and it was not to be stopped
+    TOO_LATE = auto()  # it has ended
     AMBIGUOUS = auto()  # several unsettled messages have this id
     UNKNOWN = auto()
 
@@ -319,8 +326,13 @@ class MessageStore(MessageLister, Protocol):
     def takes(self, queue: QueueConfig) -> bool:
         """Return whether it can publish to that queue in the same transaction."""
 
-    async def cancel(self, message_id: str, reply: CancelReply = no_reply) -> Cancellation:
+    async def cancel(
+        self, message_id: str, reply: CancelReply = no_reply, *, running: bool = False
+    ) -> Cancellation:
         """Cancel what is neither in flight nor ended.
+
+        `running`: if it is in flight, note that it is to end. `Broker.extend` tells who holds it,
+        and `ReceivedMessage.is_cancelled` who gets it next.
 
         What `reply` returns is published in the same transaction. It is asked once or more, and all
         that it returns must be for queues that the store takes.
@@ -497,7 +509,16 @@ class Task(Struct, frozen=True):
 
 
 class StillRunning(asyncio.CancelledError):
-    """A task was cancelled, but cannot be stopped: its message must not be handed out yet."""
+    """A task was cancelled, and has not ended yet."""
+
+    def __init__(self, ended: asyncio.Future[Any], *, is_ending: bool = False) -> None:
+        """`ended` is done once it has. `is_ending`: it was told to, and will soon be killed.
+
+        Else it cannot be stopped, and its message must not be handed out before.
+        """
+        super().__init__()
+        self.ended = ended
+        self.is_ending = is_ending
 
 
 class TaskRunner(Protocol):

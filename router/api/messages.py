@@ -155,6 +155,13 @@ class MessageStateView(ResponseModel):
     )
 
 
+class StillHeld(ResponseModel):
+    """A message that is yet to end, although it was cancelled."""
+
+    id: str = as_is(_ID)
+    state: str = as_is("IN_FLIGHT")
+
+
 class MessagePageView(ResponseModel):
     items: Sequence[MessageStateView] = as_is([])
     next: str | None = as_is("16", "The cursor of the next page. There may be one without items")
@@ -321,10 +328,29 @@ async def show(router: CurrentRouter, message_id: str, queue: Name = None) -> Re
     return Response(MessageDetail.render(found), media_type="application/json")
 
 
-@routes.delete("/messages/{message_id:path}", status_code=HTTPStatus.NO_CONTENT)
-async def cancel(router: CurrentRouter, message_id: str, queue: Name = None) -> None:
-    """Cancel a message of a work queue that is neither in flight nor ended."""
-    await router.messages.cancel(message_id, queue)
+@routes.delete(
+    "/messages/{message_id:path}",
+    status_code=HTTPStatus.NO_CONTENT,
+    responses={
+        202: {
+            "model": StillHeld,
+            "description": "It is in flight, and ends as soon as that can be",
+        }
+    },
+)
+async def cancel(
+    router: CurrentRouter, message_id: str, queue: Name = None, *, running: bool = False
+) -> Response:
+    """Cancel a message of a work queue that has not ended.
+
+    One that is in flight is refused, unless `running` is true. Its request is then cut, its process
+    killed, its handler cancelled: the target may have acted all the same. The answer is 202 while
+    it has not ended, for example because another router holds it.
+    """
+    if await router.messages.cancel(message_id, queue, running=running):
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+    body = StillHeld(id=message_id, state="IN_FLIGHT").model_dump_json()
+    return Response(body, HTTPStatus.ACCEPTED, media_type="application/json")
 
 
 monitoring_routes = APIRouter(prefix="/monitoring", tags=["monitoring"])

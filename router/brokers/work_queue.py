@@ -1,7 +1,7 @@
 """Shared by the work queues, whichever database keeps them (WQ-1 to WQ-11)."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -75,6 +75,12 @@ def sink_for(sinks: Sinks[T], queue: QueueConfig) -> T:
 def stale(leases: Sequence[Handle], lost: Sequence[int]) -> Sequence[Unsettled]:
     """Return the answer for those leases, by their positions, that were lost (WQ-3)."""
     return [Unsettled(leases[position], "the lease was lost", stale=True) for position in lost]
+
+
+def cancelled(leases: Sequence[Handle], asked: Collection[int]) -> Sequence[Unsettled]:
+    """Return the answer for those leases, by their positions, whose message is to end (CMD-13)."""
+    text = "it is to be cancelled"
+    return [Unsettled(leases[at], text, stale=False, is_cancelled=True) for at in asked]
 
 
 def ending_with(error: str) -> Ending:
@@ -238,15 +244,20 @@ def stored_groups(rows: Sequence[Row]) -> Sequence[StoredGroup]:
     return list(found.values())
 
 
-def why_not_cancelled(known: int, unsettled: int, state: str | None) -> Cancellation | None:
-    """Return why no message of an id can be cancelled, or None if one can (CMD-2).
+def why_not_cancelled(
+    known: int, unsettled: int, state: str | None, *, running: bool
+) -> Cancellation | None:
+    """Return why no message of an id can be cancelled here, or None if one can (CMD-2, CMD-13).
 
-    So many are known, of which so many are unsettled; if that is one, it is in that state.
+    So many are known, of which so many are unsettled; if that is one, it is in that state. ASKED:
+    who holds it has to be asked for it.
     """
     if not known:
         return Cancellation.UNKNOWN
     if unsettled > 1:
         return Cancellation.AMBIGUOUS
+    if state == "in-flight":
+        return Cancellation.ASKED if running else Cancellation.IN_FLIGHT
     return None if state == "ready" else Cancellation.TOO_LATE
 
 

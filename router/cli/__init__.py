@@ -17,6 +17,7 @@ COMMANDS: Final = {
     "send": (".send", "Publish messages to a queue."),
     "message": (".lookup", "Show the state of a message."),
     "messages": (".lookup", "List the messages of a queue."),
+    "cancel": (".lookup", "Cancel a message."),
     "batch": (".batch", "Publish a batch with a callback, or show one."),
     "schedules": (".lookup", "List schedules and their next runs."),
     "status": (".status", "Show the router's state on one screen."),

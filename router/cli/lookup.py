@@ -90,6 +90,28 @@ def message(
 
 
 @click.command(
+    epilog="\b\nExamples:  message-router cancel 0HZXEQ5Y8JY5Z\n"
+    "           message-router cancel 0HZXEQ5Y8JY5Z --queue orders --running"
+)
+@click.argument("message_id", metavar="ID")
+@click.option("--queue", metavar="NAME", help="Its queue. Default: the one that has it.")
+@click.option(
+    "--running", is_flag=True, help="Stop it if it is in flight. Its target may have acted."
+)
+@router_options
+def cancel(message_id: str, queue: str | None, running: bool) -> None:
+    """Cancel a message of a work queue that has not ended.
+
+    With --running, its request is cut, its process is killed, or its handler is cancelled. If
+    another router holds it, or its handler cannot be stopped, it ends later: see `message --watch`.
+    """
+    query = {"queue": queue, "running": running or None}
+    with connect() as router:
+        held = router.call("DELETE", f"/messages/{in_path(message_id)}", query)
+    click.echo("it is in flight, and ends as soon as that can be" if held else "cancelled")
+
+
+@click.command(
     epilog="\b\nExamples:  message-router messages --queue orders --state FAILED\n"
     "           message-router messages --group order-12345 --since 2026-01-31T08:15:30Z --json"
 )

@@ -47,6 +47,7 @@ class Situation(Enum):
     HELD = "HELD"  # its group, by a dead letter (ORD-11)
     FORFEITED = "FORFEITED"
     DEAD_LETTER = "DEAD_LETTER"
+    CANCELLED = "CANCELLED"
     DELIVERED = "DELIVERED"
     IDLE = "IDLE"  # the router holds nothing of this group or for this target
 
@@ -372,6 +373,10 @@ def _explain_ended(
         case Fate.FORFEITED:
             text = f"its lease or connection was lost at {at}: the broker hands it out again"
             found = Explanation(situation=Situation.FORFEITED, text=text, since=ended.ended_at)
+        case Fate.CANCELLED:
+            asked = " while it was in delivery: its target may have acted" if ended.tries else ""
+            text = f"cancelled at {at}{asked}"
+            found = Explanation(situation=Situation.CANCELLED, text=text, since=ended.ended_at)
         case Fate.STORED:
             found = _explain_stored(ended, now)
         case Fate.RETURNED if ended.return_reason is ReturnReason.NO_ROOM:

@@ -48,6 +48,7 @@ class Fate(StrEnum):
 
     DELIVERED = "delivered"  # accepted and acknowledged
     DEAD_LETTERED = "deadLettered"
+    CANCELLED = "cancelled"  # while the router held it, and acknowledged (CMD-13)
     RETURNED = "returned"  # NACKed
     SUPERSEDED = "superseded"  # a redelivered or requeued copy, or a remembered ack
     STORED = "stored"  # moved to the order store, and acknowledged (ORD-12)

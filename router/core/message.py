@@ -97,6 +97,7 @@ class ReceivedMessage(Struct, frozen=True):
     # Work queues look it up only for a queue with `maxAgeSeconds`: it costs a read of its own.
     published_at: float | None = None
     source: Source | None = None  # of a raw queue; None: of any other
+    is_cancelled: bool = False  # somebody wanted it to end while it was handed out (CMD-13)
 
     def has_ended(self, now: float) -> bool:
         """Return whether its lease is over. Without a lease, it ends with its connection."""

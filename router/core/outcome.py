@@ -53,9 +53,11 @@ class Ending(Struct, frozen=True):
     failure: Failure | None = None
     result: bytes | None = None  # JSON, at most MAX_RESULT_BYTES
     result_omitted: bool = False  # the target gave a result that is too long to keep
+    is_cancelled: bool = False  # somebody wanted it to end; its target may have acted (CMD-13)
 
 
 ACCEPTED: Final = Ending()  # of a message that wants a reply or next steps, and gave no result
+CANCELLED: Final = Ending(Failure("CANCELLED", "the message was cancelled"), is_cancelled=True)
 
 
 class Cause(Enum):
@@ -84,6 +86,7 @@ class Cause(Enum):
     CIRCUIT_OPEN = auto()  # MED-4
     TARGET_PAUSED = auto()  # it asked for silence (GATE-1)
     EXPIRED = auto()  # its time was over before the request (MSG-2)
+    CANCELLED = auto()  # before its request, or during it (CMD-13)
     UNFORESEEN = auto()
     NO_OUTCOME = auto()  # a bug: the mediator returned nothing
     TASK_FAILED = auto()  # a process or a handler on this machine (CMD-8, CMD-9)
@@ -207,6 +210,7 @@ RULES: Final[Mapping[Cause, Rule]] = {
     Cause.TARGET_PAUSED: Rule(
         "TargetPaused", returns=ReturnReason.PUT_OFF, was_sent=False, breaker=None),
     Cause.EXPIRED: Rule("Expired", _DEAD, _FAILED, Reason.EXPIRED, was_sent=False, breaker=None),
+    Cause.CANCELLED: Rule("Cancelled", Disposition.ACK, breaker=None),
     Cause.UNFORESEEN: Rule(
         "Unforeseen", returns=ReturnReason.FAILED, try_again=True, breaker=None, warning=_STRANGE),
     Cause.NO_OUTCOME: Rule(
@@ -277,6 +281,9 @@ _ACCEPTED: Final = {
 DELIVERED: Final = _ACCEPTED[200]
 TOO_LATE: Final = Outcome(
     Cause.EXPIRED, RULES[Cause.EXPIRED], "it was not delivered before it expired"
+)
+WAS_CANCELLED: Final = Outcome(
+    Cause.CANCELLED, RULES[Cause.CANCELLED], "it was cancelled", ending=CANCELLED
 )
 NO_OUTCOME: Final = Outcome(
     Cause.NO_OUTCOME, RULES[Cause.NO_OUTCOME], "the mediator gave no outcome"

@@ -123,10 +123,12 @@ class GuardedBroker:
             if job.handle != handle:
                 continue  # a newer hand-over was adopted meanwhile
             problem = problems.get(handle)
-            if problem is None:
+            if problem is None or problem.is_cancelled:
                 job.lease_until = now + seconds
             elif problem.stale:
                 job.lease_until = EXPIRED
+            if problem is not None and problem.is_cancelled:
+                job.cancel()
 
     async def depth(self) -> Depth | None:
         async with self._bounded("depth"):

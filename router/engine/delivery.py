@@ -17,6 +17,7 @@ from router.core.outcome import (
     NO_OUTCOME,
     RULES,
     TOO_LATE,
+    WAS_CANCELLED,
     About,
     Cause,
     Disposition,
@@ -296,6 +297,7 @@ class DeliveryRunner:
             self._failing.progress(job.group)
         if outcome.ending is not None:
             job.ending, job.needs_finish = outcome.ending, True
+        job.error = ""
         job.settler.ack(job)
 
     async def _is_early(self, lane: Lane, job: Job) -> bool:
@@ -341,24 +343,23 @@ class DeliveryRunner:
                 or leadership.is_ending
                 or leadership.is_over
             )
-            if not may_send or job.expires_at <= now:
+            if not may_send or job.is_cancelled or job.expires_at <= now:
                 target.leave()
-                return TOO_LATE if may_send else None
+                return _without_request(job) if may_send else None
             job.state = State.DELIVERING
             self.requests[job] = task
             self.last_start = job.started_at = now
             try:
                 outcome = await self._mediator.attempt(job, self.config)
             except asyncio.CancelledError as error:
-                if task not in self._aborted:
-                    raise
-                self._note_abort(job, task, error)
-                return None
+                return await self._end_aborted(job, task, error)
             finally:
                 del self.requests[job]
                 target.open -= 1
             if target.is_gated:
                 target.wake()
+            if task in self._aborted:
+                outcome = self._answered_all_the_same(job, task, outcome)
             if outcome is None:
                 outcome = NO_OUTCOME
                 code, severity = RULES[Cause.NO_OUTCOME].warning or (Code.PROCESSING, Severity.WARN)
@@ -376,17 +377,48 @@ class DeliveryRunner:
             failed = outcome
         return failed
 
-    def _note_abort(
-        self, job: Job, task: asyncio.Task[None], error: asyncio.CancelledError
-    ) -> None:
-        """Take note of a request that was cut. What runs on all the same is left to its lease."""
+    def _forget_abort(self, task: asyncio.Task[None]) -> None:
         self._aborted.discard(task)
         task.uncancel()
-        if isinstance(error, StillRunning):
-            job.lease_until = EXPIRED  # returned now, it would run twice at once
+
+    def _answered_all_the_same(
+        self, job: Job, task: asyncio.Task[None], outcome: Outcome | None
+    ) -> Outcome | None:
+        self._forget_abort(task)
+        return WAS_CANCELLED if job.is_cancelled else outcome
+
+    async def _end_aborted(
+        self, job: Job, task: asyncio.Task[None], error: asyncio.CancelledError
+    ) -> Outcome | None:
+        """Return what follows for a message whose request was cut; None: it may not be sent.
+
+        One that was cancelled waits until it runs no more, and its group behind it.
+        """
+        if task not in self._aborted:
+            raise error
+        self._forget_abort(task)
         seconds = self._loop.time() - job.started_at
-        job.tries += (Try(job.started_at, seconds, None, _ABORTED),)
+        word = WAS_CANCELLED.rule.word if job.is_cancelled else _ABORTED
+        job.tries += (Try(job.started_at, seconds, None, word),)
+        outcome = WAS_CANCELLED if job.is_cancelled else None
+        if isinstance(error, StillRunning):
+            if outcome is not None and not await self._outlasts(error.ended, task):
+                outcome = None
+            if outcome is None and not error.is_ending:
+                job.lease_until = EXPIRED  # returned now, it would run twice at once
         self._loop.call_soon(job.line.target.wake)
+        return outcome
+
+    async def _outlasts(self, ended: asyncio.Future[object], task: asyncio.Task[None]) -> bool:
+        """Wait until something has ended. Return False if that was aborted."""
+        try:
+            await asyncio.wait([ended])
+        except asyncio.CancelledError:
+            if task not in self._aborted:
+                raise
+            self._forget_abort(task)
+            return False
+        return True
 
     async def _wait_to_try(self, job: Job, failed: Outcome, seconds: float) -> bool:
         """Wait for the next try and a place at the target; the permit is free meanwhile.
@@ -428,7 +460,7 @@ class DeliveryRunner:
 
     async def _enter_again(self, job: Job, target: TargetOrigin) -> None:
         """Take a place at the target, ahead of all that never had one (GATE-5)."""
-        if self._stopped or job.settler.deps.leadership.is_ending:
+        if self._stopped or job.is_cancelled or job.settler.deps.leadership.is_ending:
             target.open += 1
             return
         if target.enter():
@@ -534,6 +566,11 @@ class DeliveryRunner:
         for job in filter(None, [failed]):
             job.state, job.resume_at = State.QUEUED, NEVER
             self.pausing -= 1
+
+
+def _without_request(job: Job) -> Outcome:
+    """Return the outcome of a message that must not be sent any more."""
+    return WAS_CANCELLED if job.is_cancelled else TOO_LATE
 
 
 def _take_behind(lane: Lane, job: Job) -> Sequence[Job]:

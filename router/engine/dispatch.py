@@ -7,7 +7,7 @@ letters for malformed bodies, NACKs of refused messages) is returned, for the ca
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
@@ -23,6 +23,9 @@ from router.engine.alerts import Alerts
 from router.engine.job import NEVER, Batch, Follower, Job, Return
 from router.engine.registry import InFlightRegistry
 from router.engine.slices import SLICE_BYTES, Slices
+
+if TYPE_CHECKING:  # a settler dispatches what it gets
+    from router.engine.settle import Settler
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +93,16 @@ class Dispatcher:
         settler.flow.note_batch(batch)
         if unroutable.early and settler.holds_groups:
             jobs = self._hold_back(jobs, messages, unroutable)
+        self._place_all(jobs, settler, unroutable)
+        return unroutable
+
+    def _place_all(self, jobs: list[Job], settler: "Settler", unroutable: Unroutable) -> None:
         place, order = settler.flow.place, settler.order
         stored: list[Return] = []
         for job in jobs:
+            if job.received.is_cancelled:
+                settler.cancel(job)
+                continue
             if order is not None and order.takes(job):
                 stored.append(Return(job, ReturnReason.BEHIND, 0.0))
                 continue
@@ -102,7 +112,6 @@ class Dispatcher:
                 unroutable.refused.append(job)
         if stored and order is not None:
             order.add(stored)
-        return unroutable
 
     def _track(
         self,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from router.core.config import COMMAND_BUS, OnFailure, RetryPolicy
-from router.core.history import State, Try
+from router.core.history import Fate, State, Try
 from router.core.identity import MessageKey
 from router.core.message import DEFAULT_POOL, Handle, Message, Mode, ReceivedMessage, Tally
 from router.core.order import GroupKey
@@ -86,6 +86,7 @@ class Job(Struct, eq=False):
     stored_in: GroupKey | None = None  # while it moves to the order store: its group there
     followers: tuple[Follower, ...] = ()
     extending: bool = False  # its lease, right now
+    is_cancelled: bool = False  # somebody wants it to end (CMD-13)
     line: "Line" = None  # type: ignore[assignment]  # of its pool to its target, once it is in one
 
     def adopt(self, settler: "Settler", received: ReceivedMessage) -> None:
@@ -93,6 +94,20 @@ class Job(Struct, eq=False):
         self.settler = settler
         self.handle = received.handle
         self.lease_until = NEVER if received.lease_until is None else received.lease_until
+
+    def cancel(self) -> None:
+        """End it as soon as that can be: somebody wants that (CMD-13)."""
+        if not self.is_cancelled:
+            self.is_cancelled = True
+            if self.pool is not None:
+                self.pool.cancel(self)
+
+    @property
+    def fate(self) -> Fate:
+        """What an ACK of it means."""
+        if self.ending is not None and self.ending.is_cancelled:
+            return Fate.CANCELLED
+        return Fate.DEAD_LETTERED if self.error else Fate.DELIVERED
 
     @property
     def tally(self) -> Tally:

@@ -130,6 +130,9 @@ class Lane(Struct, eq=False):
         self._keep(jobs[:place])
         return jobs[place:]
 
+    def take_out(self, job: Job) -> None:
+        self._keep([each for each in self if each is not job])
+
     def take_all(self) -> list[Job]:
         taken = list(self)
         self._keep([])
@@ -327,11 +330,15 @@ class Lanes(dict[str | None, Lane]):
                     return place
         return 0
 
+    def all_lanes(self, parked: Sequence[Lane]) -> list[Lane]:
+        """Return the lanes of groups, and those of single messages that wait."""
+        waiting = (*self.all_ready(), *parked)
+        return [*self.values(), *(lane for lane in waiting if lane.group is None)]
+
     def overdue(self, now: float, parked: Sequence[Lane] = ()) -> list[tuple[Lane, Job]]:
         """Return the first job of each lane that has waited for longer than its broker allows."""
         overdue: list[tuple[Lane, Job]] = []
-        ungrouped = [lane for lane in (*self.all_ready(), *parked) if lane.group is None]
-        for lane in (*self.values(), *ungrouped):
+        for lane in self.all_lanes(parked):
             first = next((job for job in lane if job.hold_until <= now), None)
             if first is not None:
                 overdue.append((lane, first))

@@ -221,20 +221,50 @@ class ProcessPool:
         for lane, first in self.lanes.overdue(now, self.parked_lanes()):
             jobs = lane.take_from(first)
             taken += jobs
-            if lane.line is not None and lane in lane.line.parked:
-                self._count_parked(lane.line, -len(jobs))
-                if not lane:
-                    self._unpark(lane, lane.line)
-                    self._close(lane)
-            elif lane in self.blocked:
-                if lane.failed in jobs:  # then nothing is left of it
-                    self._stop_waiting(lane)
-                    self._close(lane)
-            elif not lane and lane.current is None:
-                self.lanes.remove(lane)
-                self._end_call(lane)
-                self._close(lane)
+            self._note_taken(lane, jobs)
         return taken
+
+    def cancel(self, job: Job) -> None:
+        """Stop a delivery that is under way; end at once what waits for one (CMD-13).
+
+        What is in neither state comes to one, or is settled already.
+        """
+        if job in self._requests:
+            self.runner.abort([job])
+        elif job in self.runner.at_gate:
+            job.line.target.admit(self.runner.at_gate[job])
+        else:
+            for lane in self.lanes.all_lanes(self.parked_lanes()):
+                if not lane.is_returning and job in lane:
+                    lane.take_out(job)
+                    self._note_taken(lane, [job])
+                    job.settler.cancel(job)
+                    return
+
+    def _note_taken(self, lane: Lane, jobs: Sequence[Job]) -> None:
+        """Let a lane go on, or go, from which messages were taken that waited."""
+        line = lane.line
+        if line is not None and lane in line.parked:
+            self._count_parked(line, -len(jobs))
+            if not lane:
+                self._unpark(lane, line)
+                self._close(lane)
+            elif lane.head.line is not line:
+                self._unpark(lane, line)
+                self._put(lane, lane.head.line.flow)
+                self._pump()
+        elif lane in self.blocked:
+            if lane.failed in jobs:
+                self._stop_waiting(lane)
+                if lane:
+                    self._put(lane, lane.head.line.flow)
+                    self._pump()
+                else:
+                    self._close(lane)
+        elif not lane and lane.current is None:
+            self.lanes.remove(lane)
+            self._end_call(lane)
+            self._close(lane)
 
     def parked_lanes(self) -> list[Lane]:
         """Return the lanes that wait for a place at their target."""

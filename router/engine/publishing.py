@@ -32,7 +32,7 @@ from router.core.message import (
     steps_of,
     with_id,
 )
-from router.core.outcome import Ending, Failure
+from router.core.outcome import CANCELLED, Ending
 from router.core.partitions import entries_of, queue_for
 from router.core.target import Target, read_target
 from router.engine.slices import Slices
@@ -294,7 +294,7 @@ class QueuePublisher:
         """Return the reply to a message of this queue that is cancelled, if it wants one."""
         fingerprint = MessageKey(queue.uri, broker_id).fingerprint(body)
         try:
-            return self.replies(reader_of(queue)(body), fingerprint, _CANCELLED)
+            return self.replies(reader_of(queue)(body), fingerprint, CANCELLED)
         except Malformed:
             return ()
 
@@ -468,5 +468,4 @@ class _Batch(Struct, rename="camel"):
 
 
 _batch_field: Final = msgspec.json.Decoder(_Batch)
-_CANCELLED: Final = Ending(Failure("CANCELLED", "the message was cancelled"))
 _CLOSED: Final = "the connection was closed"

@@ -28,7 +28,8 @@ if TYPE_CHECKING:  # a pool is told of each job that ends
     from router.engine.pool import ProcessPool
 
 _OMITTED: Final = Ending(result_omitted=True)
-REMOVED: Final = {Fate.DELIVERED, Fate.DEAD_LETTERED, Fate.STORED}  # the ACK went through
+# The ACK went through.
+REMOVED: Final = {Fate.DELIVERED, Fate.DEAD_LETTERED, Fate.CANCELLED, Fate.STORED}
 RESULT_BYTES: Final = 16 * 1024 * 1024  # of all results together
 _ending_of: Final = attrgetter("ending")
 REMEMBERED_HAND_OVERS: Final = 10_000  # about 6 MB; 30 MB if every text in them has its full length

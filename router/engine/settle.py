@@ -7,6 +7,7 @@ through, and sends what it settles in batches.
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Final
 
@@ -18,7 +19,7 @@ from router.core.dead_letter import Reason
 from router.core.envelope import Reader, asker_of, reader_of
 from router.core.history import Fate, State
 from router.core.message import Handle, Malformed, Message, ReceivedMessage, id_of_malformed
-from router.core.outcome import ACCEPTED, Ending, Metric
+from router.core.outcome import ACCEPTED, CANCELLED, RULES, Cause, Ending, Metric
 from router.core.returning import RETURNS, Endurance, GiveUp, ReturnReason, reconnect_delays
 from router.core.stats import Counts
 from router.core.warnings import Code
@@ -51,6 +52,7 @@ ACKS_PER_CALL: Final = 500
 NACKS_PER_CALL: Final = 100  # some brokers take one after the other, and a call has 25 seconds
 _CopyEnd = tuple[str, Ending | None]  # its message's error, and its ending
 _ENDS_BY_ITSELF: Final = frozenset({State.DELIVERING, State.SETTLING})
+_OVER: Final = frozenset({Fate.DEAD_LETTERED, Fate.CANCELLED})
 _LAST_HAND_OVER: Final = GiveUp(
     Reason.RETRIES_EXHAUSTED, "the broker hands this message over for the last time"
 )
@@ -281,6 +283,12 @@ class Settler:
         if not self._is_acking:
             self._start_acking()
 
+    def cancel(self, job: Job) -> None:
+        """Remove what is not being delivered: somebody wants it to end (CMD-13)."""
+        job.error, job.ending, job.needs_finish = "", CANCELLED, True
+        job.metric = RULES[Cause.CANCELLED].metric
+        self.ack(job)
+
     def ack_copy(
         self, received: ReceivedMessage, error: str = "", ending: Ending | None = None
     ) -> None:
@@ -357,7 +365,7 @@ class Settler:
         """Make a dead letter of a message whose end is refused; its reply is FAILED (CMD-3)."""
         name = f"message {job.message.id!r} of {self.queue_name}"
         self._outgoing.forget([job])
-        if job.error:  # it is a dead letter already
+        if job.fate is not Fate.DELIVERED:  # it is a dead letter already, or was cancelled
             text = f"{name}: its reply is dropped, it was refused again and again: {reason}"
             self.warn(Code.REPLY_FAILED, text)
             return
@@ -392,10 +400,13 @@ class Settler:
             await self.renewed.wait(max(min(next(delays), left), 0.0))
 
     async def _ack_by_error(self, jobs: list[Job]) -> list[Job]:
-        """ACK them, those with the same error in one call. Return those to be tried again."""
+        """ACK them, those that end alike in one call. Return those to be tried again."""
         unsettled: list[Job] = []
-        for error in sorted({job.error for job in jobs}):
-            unsettled += await self._ack([job for job in jobs if job.error == error], error)
+        alike: defaultdict[tuple[str, Fate], list[Job]] = defaultdict(list)
+        for job in jobs:
+            alike[job.error, job.fate].append(job)
+        for error, fate in sorted(alike):
+            unsettled += await self._ack(alike[error, fate], error, fate)
         return unsettled
 
     async def _ack(
@@ -416,8 +427,6 @@ class Settler:
         except BrokerError as reason:
             log.warning("ACKs delayed: %s", reason, extra={"queue": self.queue_name})
             return ours
-        if error:
-            fate = Fate.DEAD_LETTERED
         if not refused:
             self.finish(ours, fate)
             return []
@@ -429,8 +438,10 @@ class Settler:
     def _remember(self, jobs: Sequence[Job]) -> None:
         """Remember to ACK them at their next hand-over, which their broker will make (BRK-3)."""
         for job in jobs:
-            # Its reply would never be published, or it would not hold its group.
-            if job.is_held or self._outgoing.is_left_of(job):
+            # Its reply would never be published, or it would not hold its group. Its queue knows
+            # that it was cancelled.
+            is_cancelled = job.fate is Fate.CANCELLED
+            if job.is_held or is_cancelled or self._outgoing.is_left_of(job):
                 log.warning("ACK too late: the message will be delivered again", extra=_id(job))
                 continue
             log.warning("ACK too late: the next hand-over will be acknowledged", extra=_id(job))
@@ -758,8 +769,8 @@ def _end_followers(jobs: Sequence[Job], fate: Fate) -> None:
             is_same = (
                 received.broker_id is not None and received.broker_id == job.received.broker_id
             )
-            is_dead = fate is Fate.DEAD_LETTERED and (is_same or each.shares_failure)
-            if fate is Fate.DELIVERED or is_dead:
+            is_over = fate in _OVER and (is_same or each.shares_failure)
+            if fate is Fate.DELIVERED or is_over:
                 settler.ack_copy(received, job.error, job.ending)
             else:
                 again.setdefault(settler, []).append(received)

@@ -14,6 +14,7 @@ from typing import Final, Generic, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from router.core.config import QueueConfig
 from router.core.explain import Explanation, explain_group, explain_message, explain_target
 from router.core.history import (
     HandOver,
@@ -434,6 +435,14 @@ class MessageLookup:
     def are_in_flight(self, message_ids: Iterable[str]) -> dict[str, bool]:
         held = {job.message.id for job in self._tracker}
         return {message_id: message_id in held for message_id in message_ids}
+
+    def held_of(self, queue: QueueConfig, message_id: str) -> Sequence[Job]:
+        """Return what the router holds of a queue under this id."""
+        return [
+            job
+            for job in self._tracker
+            if job.message.id == message_id and job.key.queue == queue.uri
+        ]
 
     async def history(self, message_id: str) -> MessageHistory:
         letter = await self._letters.latest_of(message_id)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from enum import StrEnum
 from typing import Final, Protocol, TypeVar
 
@@ -36,6 +36,7 @@ from router.ports import (
 )
 
 STORE_TIMEOUT_SECONDS: Final = 30.0
+END_SECONDS: Final = 2.0  # that a caller waits for what was cancelled while it ran
 EXPLAIN_SECONDS: Final = 5.0  # for asking all queues: operators wait for the answer
 
 _PERHAPS_STORED: Final = {Situation.NOT_HERE, Situation.STORED, Situation.DEAD_LETTER}
@@ -239,10 +240,11 @@ class MessageStates:
         newest, record = max(found, key=lambda each: each[1].created_at)
         return FoundMessage(newest.name, record)
 
-    async def cancel(self, message_id: str, queue: str | None) -> None:
-        """Cancel a message that is neither in flight nor ended.
+    async def cancel(self, message_id: str, queue: str | None, *, running: bool = False) -> bool:
+        """Cancel a message that has not ended. `running`: also one that is in flight.
 
-        Raises Unknown, Conflict, WrongQueue or BrokeOff.
+        Return False if it is yet to end: somebody holds it. Raises Unknown, Conflict, WrongQueue or
+        BrokeOff.
         """
         work_queues = self._stores.work_queues(queue)
         if len(work_queues) > 1:
@@ -254,14 +256,35 @@ class MessageStates:
         outcome = Cancellation.UNKNOWN
         for only in work_queues:
             async with self._stores.open(only) as store:
-                outcome = await self._cancel_in(store, only, message_id)
+                outcome = await self._cancel_in(store, only, message_id, running=running)
+            if outcome is Cancellation.ASKED:
+                return await self._end_here(only, message_id)
         if outcome is Cancellation.UNKNOWN:
             raise Unknown("no work queue has a message of this id")
         if outcome is not Cancellation.CANCELLED:
             raise Conflict(_REFUSALS[outcome])
+        return True
+
+    async def _end_here(self, queue: QueueConfig, message_id: str) -> bool:
+        """End a message if this router holds it. Return whether it has ended as cancelled."""
+        held = self._lookup.held_of(queue, message_id)
+        for job in held:
+            job.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                for job in held:
+                    while job in job.settler.held:
+                        await job.settler.ended.wait()
+        async with self._stores.open(queue) as store:
+            record = await store.find(message_id)
+        if record is None or record.ended_at is None:
+            return False
+        if record.status is not MessageStatus.CANCELLED:
+            raise Conflict(_REFUSALS[Cancellation.TOO_LATE])
+        return True
 
     async def _cancel_in(
-        self, store: MessageStore, queue: QueueConfig, message_id: str
+        self, store: MessageStore, queue: QueueConfig, message_id: str, *, running: bool
     ) -> Cancellation:
         """Cancel it, with its reply: in the same transaction where the queue can do that."""
         sent: set[str | None] = set()
@@ -276,7 +299,7 @@ class MessageStates:
 
         while True:
             try:
-                return await store.cancel(message_id, reply)
+                return await store.cancel(message_id, reply, running=running)
             except _ReplyElsewhere as error:
                 # Before the message is cancelled: a reply may come twice, but none is lost.
                 await self._publishing.put(error.outgoing.queue, [error.outgoing.publication])
@@ -285,7 +308,8 @@ class MessageStates:
 
 _REFUSALS: Final = {
     Cancellation.AMBIGUOUS: "several messages of this id wait in the queue",
-    Cancellation.TOO_LATE: "it is in flight, or has ended",
+    Cancellation.IN_FLIGHT: "it is in flight: `running=true` stops it, wherever that has got to",
+    Cancellation.TOO_LATE: "it has ended",
 }
 
 
@@ -321,6 +345,8 @@ def remembered_message(history: MessageHistory, queue: str | None) -> FoundMessa
 def _ended(ended: HandOver, letter: KeptLetter | None) -> FoundMessage:
     if ended.fate is Fate.DELIVERED:
         return _seen(ended, MessageStatus.SUCCEEDED, ended.ending or Ending())
+    if ended.fate is Fate.CANCELLED:
+        return _seen(ended, MessageStatus.CANCELLED, ended.ending)
     if ended.fate is Fate.DEAD_LETTERED:
         http_status = ended.tries[-1].status if ended.tries else None
         reason = "FAILED" if letter is None else letter.letter.reason.name

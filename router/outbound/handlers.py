@@ -238,8 +238,11 @@ class HandlerTasks:
 
     async def _run_in_thread(self, handler: Handler, command: Command, context: Context) -> object:
         """Run a plain function, and wait for it even if it takes longer than it may."""
-        running = self._threads.run(partial(handler, command, context))
-        is_late, timer = False, None
+        turn = [partial(handler, command, context)]  # who takes it out decides whether it runs
+        is_late = False
+
+        def begin() -> object:
+            return turn.pop()()
 
         def note_stuck() -> None:
             nonlocal is_late
@@ -248,16 +251,23 @@ class HandlerTasks:
             self.stuck_total += 1
             self._on_stuck(command.type)
 
+        def note_end(_: asyncio.Future[object]) -> None:
+            timer.cancel()
+            self.stuck -= is_late
+
+        running = self._threads.run(begin)
         if self._time_limit is not None:
             timer = asyncio.get_running_loop().call_later(self._time_limit, note_stuck)
+            running.add_done_callback(note_end)
         try:
-            result = await running
+            result = await asyncio.shield(running)
         except asyncio.CancelledError:
-            raise StillRunning from None
-        finally:
-            if timer is not None:
-                timer.cancel()
-            self.stuck -= is_late
+            try:
+                turn.pop()
+            except IndexError:
+                raise StillRunning(running) from None
+            running.cancel()
+            raise
         if is_late:
             raise _TimeLimitPassed
         # A function that returns what an async one returned is async in effect.

@@ -13,7 +13,7 @@ from router.core.explain import Explanation, Situation
 from router.core.history import Fate, HandOver, Held, MessageHistory, State, Try
 from router.core.identity import MessageKey
 from router.core.message import parse
-from router.core.outcome import Ending, Failure
+from router.core.outcome import CANCELLED, Ending, Failure
 from router.ports import Disconnected, MessageRecord, MessageStatus, Publication
 from tests.support.api import HandMadeRouter, assert_problem
 from tests.support.letters import LETTER
@@ -379,15 +379,15 @@ async def test_a_message_that_waits_is_cancelled(
 
     assert (answer.status_code, answer.content) == (204, b"")
     assert (await api.get("/messages/a")).json()["state"] == "CANCELLED"
-    assert_problem(await api.delete("/messages/a"), 409, "it is in flight, or has ended")
+    assert_problem(await api.delete("/messages/a"), 409, "it has ended")
 
 
 @pytest.mark.rule("CMD-2")
 @pytest.mark.parametrize(
     ("statuses", "detail"),
     [
-        ([MessageStatus.IN_FLIGHT], "it is in flight, or has ended"),
-        ([MessageStatus.SUCCEEDED], "it is in flight, or has ended"),
+        ([MessageStatus.IN_FLIGHT], "it is in flight: `running=true` stops it"),
+        ([MessageStatus.SUCCEEDED], "it has ended"),
         ([MessageStatus.READY, MessageStatus.IN_FLIGHT], "several messages of this id"),
     ],
 )
@@ -397,6 +397,32 @@ async def test_what_cannot_be_cancelled_is_a_conflict(
     keep(router, *map(record, statuses))
 
     assert_problem(await api.delete("/messages/a"), 409, detail)
+
+
+@pytest.mark.rule("CMD-13")
+async def test_what_another_router_holds_is_yet_to_end(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    keep(router, record(MessageStatus.IN_FLIGHT))
+
+    answer = await api.delete("/messages/a?running=true")
+
+    assert (answer.status_code, answer.json()) == (202, {"id": "a", "state": "IN_FLIGHT"})
+    keep(router, record(MessageStatus.SUCCEEDED, ended_at=AT))
+    assert_problem(await api.delete("/messages/b?running=true"), 404)
+
+
+@pytest.mark.rule("CMD-13")
+async def test_the_router_remembers_what_was_cancelled(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    ended = replace(hand_over(Fate.CANCELLED, Try(AT, 1.0, None, "Cancelled")), ending=CANCELLED)
+    remember(router, ended=[ended])
+
+    shown = (await api.get("/messages/a?queue=orders")).json()
+
+    assert (shown["state"], shown["error"]["code"]) == ("CANCELLED", "CANCELLED")
+    assert shown["endedAt"] is not None
 
 
 @pytest.mark.rule("CMD-3")

@@ -183,3 +183,39 @@ def test_ctrl_c_is_not_lost_where_python_ignores_exceptions(
         list(changes(ask, 0.0))
 
     assert ignored == [KeyboardInterrupt]
+
+
+@pytest.mark.rule("CMD-2", "CMD-13")
+@pytest.mark.parametrize(
+    ("options", "query", "status", "answer", "said"),
+    [
+        ((), {}, 200, {}, "cancelled\n"),
+        (("--queue", "orders", "--running"), {"queue": "orders", "running": "true"}, 202,
+         {"id": "a/1", "state": "IN_FLIGHT"}, "it is in flight, and ends as soon as that can be\n"),
+    ],
+)  # fmt: skip
+def test_a_message_is_cancelled(  # noqa: PLR0917
+    run: Run,
+    fake: FakeRouter,
+    options: tuple[str, ...],
+    query: dict[str, str],
+    status: int,
+    answer: dict[str, str],
+    said: str,
+) -> None:
+    fake.answers("DELETE /messages/a%2F1", answer, status=status)
+
+    result = run("cancel", "a/1", *options, "--url", fake.url)
+
+    assert (result.exit_code, result.output) == (0, said)
+    assert fake.calls[0].query == query
+
+
+@pytest.mark.rule("CMD-2", "CMD-13")
+def test_what_cannot_be_cancelled_is_said(run: Run, fake: FakeRouter) -> None:
+    fake.refuses("DELETE /messages/a", 409, "it is in flight: `running=true` stops it")
+
+    result = run("cancel", "a", "--url", fake.url)
+
+    assert result.exit_code == 1
+    assert "it is in flight: `running=true` stops it" in result.output

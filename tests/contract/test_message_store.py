@@ -15,7 +15,7 @@ from router.brokers import BrokerRegistry
 from router.brokers.work_queue import ROWS_PER_PAGE
 from router.core.config import QueueConfig
 from router.core.message import Message, Tally, parse
-from router.core.outcome import Ending, Failure
+from router.core.outcome import CANCELLED, Ending, Failure
 from router.ports import (
     Broker,
     Cancellation,
@@ -540,7 +540,7 @@ async def test_what_cannot_be_cancelled_says_why(site: StoreSite) -> None:
     await site.broker.ack([ended])
     await site.put(message("twice", payload=1), message("twice", payload=2))
 
-    assert await site.store.cancel("held") is Cancellation.TOO_LATE
+    assert await site.store.cancel("held") is Cancellation.IN_FLIGHT
     assert await site.store.cancel("ended") is Cancellation.TOO_LATE
     assert await site.store.cancel("twice") is Cancellation.AMBIGUOUS
     assert await site.store.cancel("nobody") is Cancellation.UNKNOWN
@@ -560,6 +560,76 @@ async def test_the_reply_of_a_cancelled_message_is_published_with_it(site: Store
     assert await site.store.cancel("a", reply) is Cancellation.CANCELLED
     assert [body for _, body in seen] == [item.body]
     assert [id_of(one.body) for one in await site.other.receive(10)] == ["r"]
+
+
+@pytest.mark.rule("CMD-13")
+async def test_who_holds_a_message_hears_that_it_is_to_end(site: StoreSite) -> None:
+    await site.put(message("a", messageGroupId="g"), message("b"), message("c"))
+    a, b, c = await site.take()
+    await site.broker.nack([Nack(c, delay=60.0)])
+
+    assert await site.store.cancel("a", running=True) is Cancellation.ASKED
+    assert await site.store.cancel("a", running=True) is Cancellation.ASKED
+    assert await site.store.cancel("c", running=True) is Cancellation.CANCELLED
+    told = await site.broker.extend([a, b, c], 30.0)
+
+    assert [(each.handle, each.stale, each.is_cancelled) for each in told] == [
+        (c, True, False),
+        (a, False, True),
+    ]
+    assert (await site.found("a")).status is MessageStatus.IN_FLIGHT
+
+
+@pytest.mark.rule("CMD-13", "CMD-3", "CMD-4", "WQ-1")
+async def test_what_is_cancelled_in_flight_ends_so_in_its_row_and_in_its_batch(
+    site: StoreSite,
+) -> None:
+    a, b, c = message("a", payload=1, messageGroupId="g"), message("b"), message("c")
+    await site.store.open_batch("batch", 2, message("done"), [a, b])
+    await site.put(c, message("behind", messageGroupId="g"))
+    first, of_b, of_c, behind = await site.take()
+    failed = Nack(first, tally=Tally(1, 1), failure=FAILURE.failure)
+    await site.broker.nack([failed, Nack(behind)])
+    of_a, behind = await site.take()
+    for name in "ac":
+        await site.store.cancel(name, running=True)
+    outgoing = (OutgoingMessage(site.replies, message("reply")),)
+
+    lost = await site.finisher.finish(
+        [
+            Finish(of_a, CANCELLED, outgoing, Tally(1, 2)),
+            Finish(of_c, CANCELLED),
+            Finish(of_b, SUCCESS),
+        ]
+    )
+
+    assert list(lost) == []
+    found = await site.found("a")
+    assert (found.status, found.ending, found.requests) == (MessageStatus.CANCELLED, None, 2)
+    assert found.last_failure == FAILURE.failure
+    assert found.ended_at is not None
+    batch = await site.store.find_batch("batch")
+    assert batch is not None
+    assert (batch.succeeded, batch.failed, batch.cancelled) == (1, 0, 1)
+    assert ids_of([one.body for one in await site.other.receive(10)]) == ["reply"]
+    await site.broker.ack([behind])
+    assert ids_of(await site.take_bodies()) == ["done"]
+    assert await site.put(c) == [True]
+    assert await site.store.cancel("b", running=True) is Cancellation.TOO_LATE
+
+
+@pytest.mark.rule("CMD-13")
+async def test_what_is_to_end_comes_again_at_once_and_says_so(site: StoreSite) -> None:
+    await site.put(message("a", messageGroupId="g"), message("b"))
+    a, b = await site.take()
+    await site.store.cancel("a", running=True)
+    await site.store.cancel("b", running=True)
+    for handle in (a, b):
+        await site.broker.nack([Nack(handle, delay=600.0, tally=Tally(1, 1))])
+
+    again = await site.broker.receive(10)
+
+    assert [(id_of(each.body), each.is_cancelled) for each in again] == [("a", True), ("b", True)]
 
 
 @pytest.mark.rule("CMD-2")

@@ -40,6 +40,7 @@ async def test_each_hand_over_ends_in_exactly_one_state_and_none_is_unaccounted_
             Fate.DEAD_LETTERED: 2,
             Fate.RETURNED: 1,
             Fate.SUPERSEDED: 1,
+            Fate.CANCELLED: 0,
             Fate.STORED: 0,
             Fate.FORFEITED: 1,
         }

@@ -288,6 +288,7 @@ async def test_the_ledger_is_told_by_state_and_balances() -> None:
             "dead_lettered": 1,
             "returned": 0,
             "superseded": 0,
+            "cancelled": 0,
             "stored": 0,
             "forfeited": 0,
         }

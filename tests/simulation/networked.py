@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Final, Protocol
 
 from router.core.config import QueueConfig
@@ -133,8 +134,11 @@ class _RemoteStore:
     ) -> MessagePage:
         return await self._wire.carry(lambda: self._store.page(wanted, limit=limit, before=before))
 
-    async def cancel(self, message_id: str, reply: CancelReply = no_reply) -> Cancellation:
-        return await self._wire.carry(lambda: self._store.cancel(message_id, reply))
+    async def cancel(
+        self, message_id: str, reply: CancelReply = no_reply, *, running: bool = False
+    ) -> Cancellation:
+        cancelling = partial(self._store.cancel, message_id, reply, running=running)
+        return await self._wire.carry(cancelling)
 
     async def open_batch(
         self, batch_id: str, size: int | None, callback: Publication, items: Sequence[Publication]

@@ -71,15 +71,19 @@ class FakeStore:
     def takes(self, queue: QueueConfig) -> bool:
         return queue.uri.startswith("work:")
 
-    async def cancel(self, message_id: str, reply: CancelReply = no_reply) -> Cancellation:
+    async def cancel(
+        self, message_id: str, reply: CancelReply = no_reply, *, running: bool = False
+    ) -> Cancellation:
         known = [each for each in self.records if each.id == message_id]
         unsettled = [each for each in known if each.status not in ENDED]
         if not known:
             return Cancellation.UNKNOWN
         if len(unsettled) > 1:
             return Cancellation.AMBIGUOUS
-        if not unsettled or unsettled[0].status not in WAITING:
+        if not unsettled:
             return Cancellation.TOO_LATE
+        if unsettled[0].status not in WAITING:
+            return Cancellation.ASKED if running else Cancellation.IN_FLIGHT
         bodies = [item.body for item in self.published if item.message.id == message_id]
         self.replies += [each for body in bodies for each in reply("1", body)]
         cancelled = replace(unsettled[0], status=MessageStatus.CANCELLED, ended_at=NOW)

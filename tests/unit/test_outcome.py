@@ -42,6 +42,7 @@ def now() -> float:
 # What follows from an outcome: what is done with the message, and how it is counted (section 17).
 ACK = (Disposition.ACK, Metric.SUCCESS)
 CONFIG = (Disposition.DEAD_LETTER, Metric.FAILURE)
+CANCELLED = (Disposition.ACK, Metric.TRANSIENT)
 PROCESS = (Disposition.RETRY, Metric.TRANSIENT)
 CONNECTION = (Disposition.RETRY, Metric.FAILURE)
 
@@ -167,8 +168,8 @@ def test_a_missing_reply_is_judged_by_its_cause(fault: Cause) -> None:
 def test_every_cause_has_its_row(cause: Cause) -> None:
     rule = RULES[cause]
 
-    assert (rule.disposition, rule.metric) in {ACK, CONFIG, PROCESS, CONNECTION}
-    assert (rule.word is None) is (rule.disposition is Disposition.ACK)
+    assert (rule.disposition, rule.metric) in {ACK, CANCELLED, CONFIG, PROCESS, CONNECTION}
+    assert (rule.word is None) is (cause is Cause.ACCEPTED)
     assert (rule.returns is None) is (rule.disposition is not Disposition.RETRY)
 
 

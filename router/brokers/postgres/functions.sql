@@ -694,7 +694,7 @@ CREATE OR REPLACE FUNCTION finish(
     _dedup_window double precision, _places integer[], _queues text[],
     _message_ids text[], _identities text[], _pools text[], _group_ids text[],
     _priorities smallint[], _bodies bytea[], _kept boolean[], _not_befores double precision[],
-    _correlation_ids text[], _payload_sizes integer[]
+    _correlation_ids text[], _payload_sizes integer[], _cancelled boolean[] DEFAULT NULL
 ) RETURNS SETOF integer
 LANGUAGE plpgsql
 AS $$
@@ -704,7 +704,8 @@ DECLARE
 BEGIN
     WITH done AS (
         UPDATE queue_messages AS message
-        SET state = CASE WHEN ending.code IS NULL THEN 'succeeded' ELSE 'failed' END,
+        SET state = CASE WHEN ending.cancelled THEN 'cancelled'
+                         WHEN ending.code IS NULL THEN 'succeeded' ELSE 'failed' END,
             identity = CASE WHEN ending.code IS NULL THEN message.identity END,
             last_error = coalesce(ending.error, message.last_error),
             lease_until = NULL,
@@ -714,15 +715,16 @@ BEGIN
                 OR coalesce(ending.omitted, false),
             result = ending.result,
             result_omitted = ending.omitted,
-            error_code = ending.code,
-            http_status = ending.status,
+            error_code = CASE WHEN ending.cancelled THEN message.error_code ELSE ending.code END,
+            http_status = CASE WHEN ending.cancelled THEN message.http_status ELSE ending.status END,
             attempts = coalesce(ending.failures, message.attempts),
             posts = coalesce(ending.requests, message.posts + (ending.code IS NULL)::integer)
         FROM unnest(
-                 _ids, _tokens, _results, _omitted, _codes, _errors, _statuses, _failures, _requests
+                 _ids, _tokens, _results, _omitted, _codes, _errors, _statuses, _failures, _requests,
+                 _cancelled
              ) WITH ORDINALITY
              AS ending (
-                 id, token, result, omitted, code, error, status, failures, requests, place
+                 id, token, result, omitted, code, error, status, failures, requests, cancelled, place
              )
         WHERE message.id = ending.id AND message.lease_token = ending.token
           AND message.finished_at IS NULL
@@ -829,7 +831,10 @@ BEGIN
     WITH done AS (
         UPDATE queue_messages
         SET state = 'ready',
-            run_after = CASE WHEN _delay > 0 THEN clock_timestamp() + make_interval(secs => _delay) END,
+            run_after = CASE
+                WHEN _delay > 0 AND is_cancelled IS NULL -- else it comes again at once
+                THEN clock_timestamp() + make_interval(secs => _delay)
+            END,
             lease_token = NULL,
             lease_until = NULL,
             attempts = _attempts,

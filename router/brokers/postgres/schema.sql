@@ -69,6 +69,7 @@ CREATE TABLE queue_messages (
     first_claimed_at timestamptz,
     last_claimed_at  timestamptz,
     returned_at      timestamptz,                   -- when it last went back, or its lease ended
+    is_cancelled     boolean,                       -- it is to be cancelled by who holds it (CMD-13)
     finished_at      timestamptz,                   -- NULL: unsettled
     not_before       timestamptz,                   -- run_after is made of it (CMD-5)
     is_kept          boolean     NOT NULL DEFAULT false, -- for the retention of results (CMD-2)
@@ -118,6 +119,9 @@ CREATE INDEX finished ON queue_messages (queue, finished_at)
     WHERE finished_at IS NOT NULL AND NOT is_kept;
 
 CREATE INDEX kept ON queue_messages (queue, finished_at) WHERE finished_at IS NOT NULL AND is_kept;
+
+-- Hardly ever is one among what was claimed: to find that out costs a look into an empty index.
+CREATE INDEX to_be_cancelled ON queue_messages (id) WHERE is_cancelled;
 
 CREATE INDEX by_message_id ON queue_messages (message_id, id);
 
@@ -255,4 +259,4 @@ CREATE TRIGGER published AFTER INSERT ON queue_messages
     REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION published();
 
 INSERT INTO schema_versions (version, incarnation, revision)
-VALUES (6, left(replace(gen_random_uuid()::text, '-', ''), 16), 2);
+VALUES (6, left(replace(gen_random_uuid()::text, '-', ''), 16), 3);

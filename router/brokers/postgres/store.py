@@ -107,6 +107,10 @@ SELECT count(*) AS known,
 FROM message_router.queue_messages WHERE message_id = $2 AND queue = $1
 """  # noqa: S608  a number
 _CANCEL: Final = f"SELECT message_router.cancel({places(16)}) AS is_done"
+_ASK_TO_END: Final = (
+    "UPDATE message_router.queue_messages SET is_cancelled = true"
+    " WHERE id = $1 AND state = 'in-flight' RETURNING id"
+)
 _ADD_TO_BATCH: Final = f"SELECT * FROM message_router.add_to_batch({places(19)})"  # noqa: S608  numbers
 _FIND_BATCH: Final = """
 SELECT size, total, succeeded, failed, cancelled,
@@ -153,10 +157,18 @@ class PostgresMessageStore:
         )
         return message_page(rows, limit)
 
-    async def cancel(self, message_id: str, reply: CancelReply = no_reply) -> Cancellation:
+    async def cancel(
+        self, message_id: str, reply: CancelReply = no_reply, *, running: bool = False
+    ) -> Cancellation:
         while True:
             (row,) = await self._database.call(_CANCELLABLE, self._name, text(message_id))
-            problem = why_not_cancelled(row["known"], row["unsettled"], row["state"])
+            problem = why_not_cancelled(
+                row["known"], row["unsettled"], row["state"], running=running
+            )
+            if problem is Cancellation.ASKED:
+                if await self._database.call(_ASK_TO_END, row["id"]):
+                    return problem
+                continue  # it was settled meanwhile
             if problem is not None:
                 return problem
             broker_id = f"{self._database.incarnation}-{row['id']}"

@@ -18,6 +18,7 @@ from router.brokers.work_queue import (
     Lease,
     ResultLimit,
     Sinks,
+    cancelled,
     duplicate,
     ending_with,
     must_stay,
@@ -59,16 +60,25 @@ _KEPT: Final = (
     "SELECT identity, message_id FROM message_router.queue_messages"
     " WHERE queue = $1 AND identity = ANY ($2::text[])"
 )
-_CLAIM: Final = "SELECT * FROM message_router.claim($1, $2, $3, $4, $5, $6, $7)"
-# The same, and when each message was published.
-_CLAIM_DATED: Final = """
+_CLAIM: Final = """
 SELECT claimed.*, (
-    SELECT extract(epoch FROM published_at)::float8
-    FROM message_router.queue_messages AS message WHERE message.id = claimed.id
+    SELECT is_cancelled FROM message_router.queue_messages AS message
+    WHERE message.id = claimed.id AND is_cancelled
 )
 FROM message_router.claim($1, $2, $3, $4, $5, $6, $7) AS claimed
 """
+# The same, and when each message was published.
+_CLAIM_DATED: Final = _CLAIM.replace(
+    "\n)\nFROM",
+    """
+), (
+    SELECT extract(epoch FROM published_at)::float8
+    FROM message_router.queue_messages AS message WHERE message.id = claimed.id
+)
+FROM""",
+)
 FINISH: Final = f"SELECT message_router.finish({places(22)}) AS position"
+_FINISH_CANCELLED: Final = f"SELECT message_router.finish({places(23)}) AS position"
 # The same, with results of messages that are kept for them. $3 and $4 are results and omissions.
 _OF_KEPT: Final = """
 FROM (
@@ -117,7 +127,7 @@ WITH asked AS (
     ) WITH ORDINALITY AS item (id, token, code, error, status, failures, requests, place)
 ), done AS (
     UPDATE message_router.queue_messages AS message
-    SET state = 'ready', run_after = to_timestamp({HELD_UNTIL}),
+    SET state = 'ready', run_after = to_timestamp({HELD_UNTIL}), is_cancelled = NULL,
         not_before = to_timestamp({HELD_UNTIL}), lease_until = NULL, deliveries = 0,
         attempts = coalesce(failures, attempts), posts = coalesce(requests, posts),
         last_error = error, error_code = code, http_status = status
@@ -134,7 +144,15 @@ WITH asked AS (
 )
 SELECT (place - 1)::integer AS position FROM asked WHERE place NOT IN (SELECT place FROM done)
 """  # noqa: S608  a number
-_EXTEND: Final = "SELECT message_router.extend($1, $2, $3) AS position"
+# Those whose lease was lost, and those that are to be cancelled.
+_EXTEND: Final = """
+SELECT message_router.extend($1, $2, $3) AS position, false AS is_cancelled
+UNION ALL
+SELECT (place - 1)::integer, true
+FROM unnest($1::bigint[], $2::bigint[]) WITH ORDINALITY AS asked (id, token, place)
+    JOIN message_router.queue_messages AS message USING (id)
+WHERE is_cancelled AND lease_token = token AND state = 'in-flight'
+"""
 _END_LEASES: Final = "SELECT message_router.end_leases($1, $2)"
 _DEPTH: Final = "SELECT * FROM message_router.depth($1, $2)"
 
@@ -237,11 +255,29 @@ class PostgresQueue:
         self._pause.reset()
         incarnation = self._database.incarnation
         messages = []
-        for row_id, is_grouped, receive_count, failures, requests, body, _, *at in rows:
+        for (
+            row_id,
+            is_grouped,
+            receive_count,
+            failures,
+            requests,
+            body,
+            _,
+            is_cancelled,
+            *at,
+        ) in rows:
             lease = PostgresLease(row_id, token, is_grouped)
             tally = Tally(failures, requests)
             broker_id = f"{incarnation}-{row_id}"
-            message = ReceivedMessage(body, lease, broker_id, receive_count, lease_until, tally)
+            message = ReceivedMessage(
+                body,
+                lease,
+                broker_id,
+                receive_count,
+                lease_until,
+                tally,
+                is_cancelled=is_cancelled is not None,
+            )
             messages.append(replace(message, published_at=at[0]) if at else message)
         return ClaimedBatch(messages, 0.0)
 
@@ -301,7 +337,9 @@ class PostgresQueue:
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         leases = cast("Sequence[Lease]", handles)
         rows = await self._database.call(_EXTEND, *_columns(leases), seconds)
-        return stale(leases, [row["position"] for row in rows])
+        lost = [row["position"] for row in rows if not row["is_cancelled"]]
+        to_end = {row["position"] for row in rows if row["is_cancelled"]}.difference(lost)
+        return [*stale(leases, lost), *cancelled(leases, to_end)]
 
     async def depth(self) -> Depth:
         (row,) = await self._database.call(_DEPTH, self._name, self._worker_id)
@@ -314,13 +352,13 @@ class PostgresQueue:
         has_results = any(
             item.ending.result is not None or item.ending.result_omitted for item in items
         )
-        rows = await self._database.call(
-            _FINISH_WITH_RESULTS if has_results else FINISH,
-            *_columns(leases),
-            *endings,
-            self._dedup_window,
-            *outgoing,
-        )
+        arguments = [*_columns(leases), *endings, self._dedup_window, *outgoing]
+        were_cancelled = [item.ending.is_cancelled for item in items]
+        if any(were_cancelled):
+            rows = await self._database.call(_FINISH_CANCELLED, *arguments, were_cancelled)
+        else:
+            query = _FINISH_WITH_RESULTS if has_results else FINISH
+            rows = await self._database.call(query, *arguments)
         for name in set(cast("Sequence[str]", outgoing[1])):
             self._database.signal(name).ring()
         if self._results is not None and self._results.is_due(items):
@@ -397,7 +435,12 @@ def ending_columns(items: Sequence[Finish]) -> tuple[Any, ...]:
         [item.ending.result for item in items],
         [item.ending.result_omitted for item in items],
         [None if one is None else text(one.code) for one in failures],
-        [None if one is None else text(one.message[:MAX_ERROR_CHARACTERS]) for one in failures],
+        [
+            None
+            if one is None or item.ending.is_cancelled
+            else text(one.message[:MAX_ERROR_CHARACTERS])
+            for one, item in zip(failures, items, strict=True)
+        ],
         [None if one is None else one.http_status for one in failures],
         [None if item.tally is None else item.tally.failures for item in items],
         [None if item.tally is None else item.tally.requests for item in items],

@@ -204,7 +204,7 @@ taken (priority, id, group_number) AS (
 SELECT json_group_array(
     json_array(
         message.id, :token, message.group_number, message.high_priority, size, deliveries,
-        attempts, posts, batch IS NOT NULL
+        attempts, posts, batch IS NOT NULL, is_cancelled IS NOT NULL
     )
 )
 FROM (SELECT id FROM taken LIMIT :limit) AS winner
@@ -287,7 +287,7 @@ taken (priority, id, group_number, whom, code) AS (
 SELECT json_group_array(
     json_array(
         message.id, :token, message.group_number, message.high_priority, size, deliveries,
-        attempts, posts, batch IS NOT NULL
+        attempts, posts, batch IS NOT NULL, is_cancelled IS NOT NULL
     )
 )
 FROM (SELECT id FROM taken LIMIT :limit) AS winner
@@ -361,6 +361,15 @@ UPDATE queue_progress
 SET state = 'cancelled', offered_to = NULL, wakes_at = NULL, finished_at = :now
 WHERE id IN (SELECT value FROM json_each(:ids));
 
+-- name: ask_to_end
+-- Notes that a message is to be cancelled that is in flight.
+UPDATE queue_progress SET is_cancelled = 1 WHERE id = :id;
+
+-- name: asked_to_end
+-- Those of these messages that are to be cancelled.
+SELECT json_group_array(id) FROM queue_progress
+WHERE id IN (SELECT value FROM json_each(:ids)) AND is_cancelled;
+
 -- name: cancellable
 -- The messages of that id: how many, and of those that are unsettled how many, and which.
 SELECT count(*), count(iif(finished_at IS NULL, 1, NULL)), max(iif(finished_at IS NULL, id, NULL)),
@@ -427,12 +436,13 @@ ORDER BY id DESC;
 DELETE FROM queue_bodies WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: nack
+-- What is to be cancelled comes again at once.
 UPDATE queue_progress
 SET state = 'ready',
-    wakes_at = iif(:delay > 0, :now + :delay, NULL),
+    wakes_at = iif(:delay > 0 AND is_cancelled IS NULL, :now + :delay, NULL),
     wait_seconds = :delay,
     lease_token = NULL,
-    offered_to = iif(group_number IS NULL AND :delay <= 0, '', NULL),
+    offered_to = iif(group_number IS NULL AND (:delay <= 0 OR is_cancelled), '', NULL),
     attempts = :attempts,
     posts = :posts,
     returned_at = :now,
@@ -592,6 +602,7 @@ SET state = 'ready',
     wait_seconds = NULL,
     lease_token = -lease_token,
     offered_to = NULL,
+    is_cancelled = NULL,
     deliveries = 0,
     attempts = coalesce(value ->> 4, attempts),
     posts = coalesce(value ->> 5, posts),

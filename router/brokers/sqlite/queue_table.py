@@ -67,6 +67,7 @@ class FileLease(Lease, frozen=True, array_like=True, gc=False):
     failures: int
     requests: int
     in_batch: bool  # settling it may complete the batch
+    is_cancelled: bool = False  # it is to end, whoever gets it (CMD-13)
 
 
 def stays_held(lease: FileLease, item: Finish) -> bool:
@@ -236,33 +237,33 @@ class QueueTable(Struct, frozen=True):
         plain: list[int] = []  # those with nothing to keep
         rows: list[Sequence[object]] = []  # of the others
         held: list[Sequence[object]] = []  # those that stay, in front of their groups
-        alike: defaultdict[str, list[int]] = defaultdict(list)  # by their errors
+        alike: defaultdict[tuple[str, str], list[int]] = defaultdict(list)  # by state and error
         for lease, item in ending:
             how, tally = item.ending, item.tally
-            error = how.failure.message[:MAX_ERROR_CHARACTERS] if how.failure is not None else ""
+            state, error = _end_of(how)
             if stays_held(lease, item):
-                held.append(_ending_row(lease.id, item, error))
+                held.append(_ending_row(lease.id, item, state, error))
                 continue
             if how is ACCEPTED and (tally is None or tally == _FIRST_TRY):
                 plain.append(lease.id)
             else:
-                rows.append(_ending_row(lease.id, item, error))
-            alike[error].append(lease.id)
+                rows.append(_ending_row(lease.id, item, state, error))
+            alike[state, error].append(lease.id)
         now = self.clock()
         if plain:
             db.execute(QUERIES["finish"], {"ids": to_json(plain), "now": now})
         if rows:
             for query in ("finish_as", "keep_endings"):
                 db.execute(QUERIES[query], {"endings": to_json(rows), "now": now})
-            failed = [row[0] for row in rows if row[1] == "failed"]
-            db.execute(QUERIES["free_keys"], {"ids": to_json(failed)})
+            free = [row[0] for row in rows if row[1] != "succeeded"]
+            db.execute(QUERIES["free_keys"], {"ids": to_json(free)})
         ended = [lease.id for lease, item in ending if not stays_held(lease, item)]
         db.execute(QUERIES["delete_bodies"], {"ids": to_json(ended)})
         if held:
             self.hold(db, held)
         self.offer(db, to_json({lease.group for lease, _ in ending} - {None}))
-        for error, several in alike.items():
-            self.audit_change(db, to_json(several), "failed" if error else "succeeded", error)
+        for (state, error), several in alike.items():
+            self.audit_change(db, to_json(several), state, error)
 
     def hold(self, db: sqlite3.Connection, endings: Sequence[Sequence[object]]) -> None:
         """Let messages that were given up hold their groups (ORD-11)."""
@@ -341,6 +342,15 @@ class QueueTable(Struct, frozen=True):
             db.execute(QUERIES["audit"], asked)
 
 
+def _end_of(how: Ending) -> tuple[str, str]:
+    """Return the state of a message that ended so, and its error."""
+    if how.is_cancelled:
+        return "cancelled", ""
+    if how.failure is None:
+        return "succeeded", ""
+    return "failed", how.failure.message[:MAX_ERROR_CHARACTERS]
+
+
 def _tally_row(message_id: int, item: StoredMessage) -> Sequence[object]:
     """Return what the statement `keep_tallies` needs to know."""
     tally, error = item.tally, item.error[:MAX_ERROR_CHARACTERS]
@@ -350,18 +360,18 @@ def _tally_row(message_id: int, item: StoredMessage) -> Sequence[object]:
 def _letter_row(message_id: int, item: StoredMessage) -> Sequence[object]:
     """Return what the statements `hold` and `keep_held` need to know of what is stored as held."""
     finish = Finish(None, Ending(item.given_up), tally=item.tally)
-    return _ending_row(message_id, finish, item.error[:MAX_ERROR_CHARACTERS])
+    return _ending_row(message_id, finish, "failed", item.error[:MAX_ERROR_CHARACTERS])
 
 
-def _ending_row(message_id: int, item: Finish, error: str) -> Sequence[object]:
+def _ending_row(message_id: int, item: Finish, state: str, error: str) -> Sequence[object]:
     """Return what the statements `finish_as` and `keep_endings` need to know."""
     how, tally = item.ending, item.tally
     tried = (None, None) if tally is None else (tally.failures, tally.requests)
-    if how.failure is None:
-        result = None if how.result is None else how.result.decode()
-        return (message_id, "succeeded", result, int(how.result_omitted), *tried)
     failure = how.failure
-    return (message_id, "failed", None, 0, *tried, error, failure.code, failure.http_status)
+    if failure is None or how.is_cancelled:  # then the error of an earlier attempt stays
+        result = None if how.result is None else how.result.decode()
+        return (message_id, state, result, int(how.result_omitted), *tried)
+    return (message_id, state, None, 0, *tried, error, failure.code, failure.http_status)
 
 
 def json_value(db: sqlite3.Connection, query: str, asked: Mapping[str, object]) -> str:

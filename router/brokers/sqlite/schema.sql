@@ -71,7 +71,8 @@ CREATE TABLE queue_progress (
     -- claims move rows to other pages, which takes 1 µs more for each message.
     room             BLOB,
     pool_code        TEXT,                  -- as in queue_entries; NULL: look there (see `adopt`)
-    returned_at      REAL                   -- when it last went back, or its lease ended
+    returned_at      REAL,                  -- when it last went back, or its lease ended
+    is_cancelled     INTEGER                -- 1: it is to be cancelled by who holds it (CMD-13)
 );
 
 -- What can be claimed, in claim order. A claim never steps over a blocked message.
@@ -156,4 +157,4 @@ CREATE TABLE queue_ticks (
 
 -- "MRQQ": marks the file as a work queue.
 PRAGMA application_id = 1297239633;
-PRAGMA user_version = 12;
+PRAGMA user_version = 13;

@@ -71,7 +71,9 @@ class SqliteMessageStore:
 
         return message_page(await self._database.look(read), limit)
 
-    async def cancel(self, message_id: str, reply: CancelReply = no_reply) -> Cancellation:
+    async def cancel(
+        self, message_id: str, reply: CancelReply = no_reply, *, running: bool = False
+    ) -> Cancellation:
         def work(db: sqlite3.Connection) -> Cancellation:
             asked = {
                 "queue": self._table.queue,
@@ -79,7 +81,9 @@ class SqliteMessageStore:
                 "held_until": HELD_UNTIL,
             }
             known, unsettled, row_id, state = db.execute(QUERIES["cancellable"], asked).fetchone()
-            problem = why_not_cancelled(known, unsettled, state)
+            problem = why_not_cancelled(known, unsettled, state, running=running)
+            if problem is Cancellation.ASKED:
+                db.execute(QUERIES["ask_to_end"], {"id": row_id})
             if problem is not None:
                 return problem
             ids = to_json([row_id])

@@ -26,6 +26,7 @@ from router.brokers.work_queue import (
     FREED_AT_ONCE,
     ResultLimit,
     Sinks,
+    cancelled,
     ending_with,
     no_sinks,
     sink_for,
@@ -171,6 +172,7 @@ class WorkQueue:
                 message.deliveries + 1,
                 lease_until,
                 Tally(message.failures, message.requests),
+                is_cancelled=message.is_cancelled,
             )
             for message in chosen
             if message.id in bodies
@@ -243,7 +245,7 @@ class WorkQueue:
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         leases = cast("Sequence[FileLease]", handles)
 
-        def work(db: sqlite3.Connection) -> Sequence[int]:
+        def work(db: sqlite3.Connection) -> tuple[Sequence[int], Collection[int]]:
             now = self._table.clock()
             tokens = _read_tokens(db, leases, now)
             ids = [
@@ -251,10 +253,14 @@ class WorkQueue:
                 for lease, token in zip(leases, tokens, strict=True)
                 if token == lease.token
             ]
-            db.execute(QUERIES["extend"], {"ids": to_json(ids), "now": now, "lease": seconds})
-            return [at for at, lease in enumerate(leases) if tokens[at] != lease.token]
+            asked = {"ids": to_json(ids), "now": now, "lease": seconds}
+            db.execute(QUERIES["extend"], asked)
+            to_end = set(msgspec.json.decode(json_value(db, "asked_to_end", asked)))
+            lost = [at for at, lease in enumerate(leases) if tokens[at] != lease.token]
+            return lost, [at for at, lease in enumerate(leases) if lease.id in to_end]
 
-        return stale(leases, await self._database.run(work))
+        lost, to_end = await self._database.run(work)
+        return [*stale(leases, lost), *cancelled(leases, to_end)]
 
     async def depth(self) -> Depth:
         def work(db: sqlite3.Connection) -> Depth:

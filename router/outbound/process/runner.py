@@ -232,7 +232,7 @@ class TaskProcess:
         self._tasks = 0
         self._is_asked = False
         self._is_spoilt = False  # it wrote something it was not asked for
-        self._exit: asyncio.Future[int] = self._loop.create_future()
+        self.exit: asyncio.Future[int] = self._loop.create_future()  # its code
         self._changed = Signal()
         self._loop.add_reader(self._stdout, self._read_output)
         self._loop.add_reader(self._stderr, self._read_error)
@@ -245,20 +245,20 @@ class TaskProcess:
         """Return whether it can serve another task."""
         is_used_up = max_tasks is not None and self._tasks >= max_tasks
         is_whole = {self._stdin, self._stdout} <= self._open
-        return is_whole and not (self._exit.done() or self._is_spoilt or is_used_up)
+        return is_whole and not (self.exit.done() or self._is_spoilt or is_used_up)
 
     async def run_once(self, line: bytes) -> TaskResult:
         """Give it its input and wait until it ends."""
         self._to_write = line
         self._write_more(then_close=True)
         try:
-            code = await asyncio.shield(self._exit)
+            code = await asyncio.shield(self.exit)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(OUTPUT_GRACE_SECONDS):
                     while {self._stdout, self._stderr} & self._open:
                         await self._changed.wait()
         finally:
-            if self._exit.done():
+            if self.exit.done():
                 self.close()
         # Empty if it is overlong.
         output, is_cut = bytes(self._output), self._is_overlong
@@ -275,19 +275,19 @@ class TaskProcess:
         # process does not count: it may be reported before we have read the last line.
         while not (b"\n" in self._output or self._is_overlong or self._stdout not in self._open):
             await self._changed.wait()
-        if self._stdout not in self._open and not self._exit.done():
+        if self._stdout not in self._open and not self.exit.done():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(OUTPUT_GRACE_SECONDS):
-                    await asyncio.shield(self._exit)
+                    await asyncio.shield(self.exit)
         self._is_asked = False
         answer, newline, rest = bytes(self._output).partition(b"\n")
         self._output.clear()
         if not newline and self._is_overlong:
             return self._bad(f"an answer of more than {MAX_OUTPUT_BYTES} bytes")
-        if not newline and not self._exit.done():
+        if not newline and not self.exit.done():
             return self._bad("it closed its standard output")
         if not newline:
-            return TaskResult(self._exit.result() or 1, error=self.error_text)
+            return TaskResult(self.exit.result() or 1, error=self.error_text)
         if rest or self._to_write:  # a surplus line; or it has not read all that it was given
             self._is_spoilt = True
         if problem := problem_of_answer(answer, message_id):
@@ -300,7 +300,7 @@ class TaskProcess:
 
     def abort(self) -> None:
         """Send SIGTERM to its group now and SIGKILL later, without waiting."""
-        if self._exit.done():
+        if self.exit.done():
             self.close()
             return
         self._close(self._stdin)
@@ -308,23 +308,23 @@ class TaskProcess:
         kill = self._loop.call_later(
             TERM_SECONDS, self._spawner.signal, self.number, signal.SIGKILL
         )
-        self._exit.add_done_callback(lambda _: kill.cancel())
-        self._exit.add_done_callback(lambda _: self.close())
+        self.exit.add_done_callback(lambda _: kill.cancel())
+        self.exit.add_done_callback(lambda _: self.close())
 
     async def abort_and_wait(self) -> None:
         self.abort()
         with contextlib.suppress(NotStarted, SpawnerLost):
-            await asyncio.shield(self._exit)
+            await asyncio.shield(self.exit)
 
     def ended(self, code: int) -> None:
-        if not self._exit.done():
-            self._exit.set_result(code)
+        if not self.exit.done():
+            self.exit.set_result(code)
         self._changed.ring()
 
     def fail(self, error: NotStarted | SpawnerLost) -> None:
-        if not self._exit.done():
-            self._exit.set_exception(error)
-            self._exit.exception()  # looked at, in case no caller waits for it
+        if not self.exit.done():
+            self.exit.set_exception(error)
+            self.exit.exception()  # looked at, in case no caller waits for it
         self.close()
         self._changed.ring()
 

@@ -20,7 +20,7 @@ from router.outbound.process.runner import (
     TaskResult,
 )
 from router.outbound.process.secrecy import hide_from_tasks
-from router.ports import Task
+from router.ports import StillRunning, Task
 
 OK: Final = 0
 EX_DATAERR: Final = 65  # of sysexits.h: no retry can help
@@ -79,9 +79,11 @@ class ProcessTasks:
                 await process.abort_and_wait()
                 problem = f"no answer within {timeout:g} s"
                 return TaskResult(None, error=error, problem=problem, is_timeout=True)
-            except BaseException:
+            except BaseException as error:
                 if process is not None:
                     process.abort()
+                    if isinstance(error, asyncio.CancelledError):
+                        raise StillRunning(process.exit, is_ending=True) from None
                 raise
             if result.exit_code == 0 and process.may_go_on(executor.max_tasks):
                 self._idle[name].append(process)

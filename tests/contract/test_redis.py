@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 
 from router.brokers import BrokerRegistry
 from router.brokers.redis import broker as redis_broker
+from router.core.config import Ordering
 from router.core.message import Tally
 from router.core.raw import RawRoute
 from router.ports import Disconnected, Nack, QueueRefused
@@ -213,6 +214,30 @@ async def test_returned_messages_come_before_newer_ones_on_every_router(ends: En
 
     assert bodies(received) == ["a", "b", "c", "d"]
     assert [each.tally for each in received][:2] == [TRIED, TRIED]
+
+
+@pytest.mark.rule("ORD-3")
+async def test_what_a_dead_router_held_of_a_strict_queue_comes_first_and_in_order(
+    server: RedisServer, brokers: BrokerRegistry
+) -> None:
+    queue = replace(
+        queue_at(f"{server.url}?stream=orders"), ordering=Ordering.STRICT, visibility_timeout=2
+    )
+    async with both_ends(brokers, queue) as ends:
+        await ends.publisher.publish([publication(name) for name in "abcd"])
+        async with (
+            BrokerRegistry(worker_id="worker-2", dedup_window=300.0) as others,
+            others.open_queue(queue) as dead,
+        ):
+            held = await several(dead, 4)
+            await dead.ack([held[0].handle])
+            await asyncio.sleep(1)
+            await dead.extend([held[1].handle], 2.0)  # so its lease ends a second after the others
+        await ends.publisher.publish([publication("e")])
+
+        received = await several(ends.broker, 4)
+
+    assert bodies(received) == ["b", "c", "d", "e"]
 
 
 @pytest.mark.rule("P3", "BRK-6")

@@ -79,6 +79,7 @@ class RedisQueues:
                 held=self._held[queue.uri],
                 clock=self._identity.clock,
                 is_raw=queue.route is not None,
+                is_strict=queue.is_strict,
             )
             self._pending_retries[queue.uri].reads_bodies = queue.route is None
             if queue.connections == 1:  # others may be receiving just now
@@ -191,8 +192,10 @@ class RedisBroker:
         held: HeldLeases,
         clock: Callable[[], float],
         is_raw: bool = False,
+        is_strict: bool = False,
     ) -> None:
         self._is_raw = is_raw
+        self._is_strict = is_strict
         self._connection = connection
         self._address = address
         self._consumer = consumer
@@ -308,7 +311,9 @@ class RedisBroker:
             self._held.sweep(asked_at, self.lease_seconds)
             looks = asked_at >= self._next_look
             lease_ms = math.ceil(self.lease_seconds * 1000)
-            rows, last, wait_ms = await self._run(CLAIM, lease_ms, limit, int(looks))
+            rows, last, wait_ms = await self._run(
+                CLAIM, lease_ms, limit, int(looks), int(self._is_strict)
+            )
             if looks:
                 self._next_look = asked_at + min(LOOK_SECONDS, self.lease_seconds / 4)
             self._last_id = last.decode()

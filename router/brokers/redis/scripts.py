@@ -34,7 +34,9 @@ local function delay(due, fields)
 end
 """
 
-# ARGV: lease in ms, limit, whether to look for leases that have ended.
+# ARGV: lease in ms, limit, whether to look for leases that have ended, whether the queue is strict.
+# Of a strict queue, what another consumer holds comes before anything newer, in the order of the
+# stream: nothing is handed out before all of its leases have ended (ORD-3).
 # Returns the messages as {id, count, tally, fields}, the last id of the stream, and the ms until a
 # delayed message is due (-1: there is none).
 CLAIM: Final = f"""
@@ -53,8 +55,19 @@ local function take(entry, count)
   local tally = count > 1 and redis.call('HGET', KEYS[4], entry[1])
   table.insert(found, {{entry[1], count, tally or '', entry[2]}})
 end
+local others, may_claim = 0, true
+if ARGV[6] == '1' then
+  for _, each in ipairs(redis.call('XPENDING', KEYS[1], ARGV[1])[4] or {{}}) do
+    if each[1] ~= ARGV[2] and each[1] ~= '{RETURNED}' then
+      local ended = redis.call(
+        'XPENDING', KEYS[1], ARGV[1], 'IDLE', ARGV[3], '-', '+', each[2], each[1])
+      others = others + tonumber(each[2])
+      may_claim = may_claim and #ended == tonumber(each[2])
+    end
+  end
+end
 local returned = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, '{RETURNED}')
-if ARGV[5] == '1' or #returned > 0 then
+if may_claim and (ARGV[5] == '1' or #returned > 0 or others > 0) then
   local cursor = '0-0'
   repeat
     local some = redis.call(
@@ -68,7 +81,7 @@ if ARGV[5] == '1' or #returned > 0 then
     end
   until cursor == '0-0' or #found >= limit
 end
-if #found < limit then
+if may_claim and #found < limit then
   local new = redis.call(
     'XREADGROUP', 'GROUP', ARGV[1], ARGV[2], 'COUNT', limit - #found, 'STREAMS', KEYS[1], '>')
   if new then

@@ -44,6 +44,9 @@ def open_brokers(settings: Settings, alerts: Alerts) -> BrokerRegistry:
     def warn(queue: str, text: str) -> None:
         alerts.of(f"Consumer:{queue}")(Code.QUEUE_VALIDATION, text, Severity.CRITICAL)
 
+    def advise(queue: str, text: str) -> None:
+        alerts.of(f"Consumer:{queue}")(Code.QUEUE_VALIDATION, text)
+
     def on_storage(queue: str, refusal: str | None) -> None:
         source = f"Consumer:{queue}"
         if refusal is None:
@@ -74,6 +77,7 @@ def open_brokers(settings: Settings, alerts: Alerts) -> BrokerRegistry:
         state_dir=settings.state_dir,
         settings=settings.brokers,
         warn=warn,
+        advise=advise,
         on_storage=on_storage,
         on_results=on_results,
     )

@@ -43,6 +43,10 @@ def _log_warning(queue: str, text: str) -> None:
     log.critical(text, extra={"queue": queue})
 
 
+def _log_advice(queue: str, text: str) -> None:
+    log.warning(text, extra={"queue": queue})
+
+
 class BrokerRegistry:
     """Opens a queue by its URI. Fits the port `Brokers`; leaving the `async with` closes all."""
 
@@ -57,6 +61,7 @@ class BrokerRegistry:
         settings: BrokerSettings = DEFAULT_SETTINGS,
         result_retention: float = DEFAULT_RESULT_RETENTION_SECONDS,
         warn: Callable[[str, str], None] = _log_warning,
+        advise: Callable[[str, str], None] = _log_advice,
         result_max_bytes: int = DEFAULT_RESULT_MAX_BYTES,
         on_results: Callable[[str, bool], None] = lambda *_: None,
         on_storage: Callable[[str, str | None], None] = lambda *_: None,
@@ -73,6 +78,7 @@ class BrokerRegistry:
             state_dir,
             settings,
             warn,
+            advise,
             result_max_bytes,
             on_results,
             on_storage,

@@ -273,6 +273,7 @@ class ConsumerIdentity(Struct, frozen=True):
     state_dir: Path | None  # None: nothing outlives the process
     settings: BrokerSettings
     warn: Callable[[str, str], None]  # queue, text: an operator has to know
+    advise: Callable[[str, str], None]  # likewise, of what does no harm by itself
     result_max_bytes: int  # of all results of one database, CMD-2
     on_results: Callable[[str, bool], None]  # queue, whether they take nearly as much
     on_storage: Callable[[str, str | None], None]  # queue, why it refuses writes; None: it does not

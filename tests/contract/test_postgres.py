@@ -1027,4 +1027,5 @@ async def test_no_call_is_planned_twice(ends: Ends, producer: Any) -> None:
 
     calls = {"publish", "claim", "finish", "nack", "extend", "end_leases", "depth"}
     calls |= {"cancel", "publish_tick"}
+    calls |= {"receive_from_pgmq", "cancel_in_pgmq", "prune_pgmq"}
     assert {row["proname"] for row in kept} == calls

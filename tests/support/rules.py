@@ -132,6 +132,7 @@ OPTIONAL: Final[Mapping[str, str]] = {
     "CMD-11": "chains",
     "CMD-12": "what a command is",
     "CMD-13": "cancel what runs",
+    "CMD-14": "states of messages on PGMQ",
     "FIFO-2": "strict order",
     "ORD-3": "what the last owner had in hand comes first",
     "ORD-9": "a silent connection counts as lost",

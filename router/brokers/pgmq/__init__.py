@@ -8,7 +8,7 @@ from router.brokers.postgres import CONNECTING
 from router.brokers.workers import ConsumerIdentity
 from router.core.broker import WhenFull
 
-OPTIONS: Final = frozenset({"queue", "fifo", "notify"}) | CONNECTING
+OPTIONS: Final = frozenset({"queue", "fifo", "notify", "state"}) | CONNECTING
 
 
 def _make(identity: ConsumerIdentity) -> Adapter:

@@ -2,18 +2,23 @@
 
 import math
 import secrets
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from router.brokers.kit import DEFAULT_LEASE_SECONDS, Shared, loop_time
 from router.brokers.kit.consuming import ClaimedBatch, LongPoll
 from router.brokers.kit.retries import PendingRetries
+from router.brokers.pgmq.database import PgmqDatabase
 from router.brokers.pgmq.lister import PgmqLister
+from router.brokers.pgmq.states import PgmqStates, state_ids
+from router.brokers.pgmq.store import PgmqMessageStore
 from router.brokers.pgmq.table import (
     GROUP_HEADER,
     TALLY_HEADER,
@@ -26,9 +31,12 @@ from router.brokers.pgmq.table import (
     open_table,
     read_address,
 )
-from router.brokers.postgres.database import PostgresDatabase
 from router.brokers.postgres.work_queue import text
 from router.brokers.work_queue import (
+    ResultLimit,
+    Row,
+    cancelled,
+    ending_with,
     ordered_group,
     stale,
 )
@@ -42,6 +50,7 @@ from router.ports import (
     Depth,
     Finish,
     Nack,
+    OutgoingMessage,
     Publication,
     QueueRefused,
     Traits,
@@ -56,20 +65,17 @@ _JSON: Final = "json"  # a kind: a header that is no text
 _NUL: Final = b"\\u0000"  # the one character that jsonb cannot store
 
 
-class PgmqDatabase(PostgresDatabase):
-    """A database whose schema is not ours."""
-
-    async def prepare(self) -> None:
-        await self.check_server()
-
-
 class PgmqQueues:
     """All queues in PGMQ, and what outlives their connections."""
 
     def __init__(self, identity: ConsumerIdentity) -> None:
-        self._poll_interval = identity.poll_interval
+        self._identity = identity
         self._databases = Shared(PgmqDatabase)
         self._pending: dict[tuple[str, str], PendingRetries] = {}
+        self._results: defaultdict[str, ResultLimit] = defaultdict(
+            lambda: ResultLimit(identity.result_max_bytes, identity.on_results)
+        )
+        self._without_states: set[str] = set()  # databases, and that was warned of
 
     async def close(self) -> None:
         await self._databases.close()
@@ -78,12 +84,24 @@ class PgmqQueues:
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator["PgmqBroker"]:
         address = read_address(queue)
         async with self._databases.use(address.dsn) as database:
-            is_raw = queue.route is not None
-            table = await open_table(database, address, to_consume=True, is_raw=is_raw)
+            table = await open_table(database, address, queue, to_consume=True)
+            self._note_problem(queue, address, database)
             pending = self._pending.setdefault((address.dsn, address.name), PendingRetries())
-            pending.reads_bodies = not is_raw
+            pending.reads_bodies = queue.route is None
+            results = self._results[address.dsn]
+            results.queues.add(queue.name)
+            states = None
+            if table.keeps_states:
+                states = PgmqStates(database, table, queue, self._identity, results)
+                await states.configure()
             broker = PgmqBroker(
-                database, table, queue, address, pending, poll_interval=self._poll_interval
+                database,
+                table,
+                queue,
+                address,
+                pending,
+                states=states,
+                poll_interval=self._identity.poll_interval,
             )
             try:
                 yield broker
@@ -94,15 +112,51 @@ class PgmqQueues:
     async def open_publisher(self, queue: QueueConfig) -> AsyncIterator["PgmqPublisher"]:
         address = read_address(queue)
         async with self._databases.use(address.dsn) as database:
-            table = await open_table(database, address, to_consume=False)
+            table = await open_table(database, address, queue, to_consume=False)
             yield PgmqPublisher(database, table, address)
 
     @asynccontextmanager
     async def open_lister(self, queue: QueueConfig) -> AsyncIterator[PgmqLister]:
         address = read_address(queue)
         async with self._databases.use(address.dsn) as database:
-            table = await open_table(database, address, to_consume=False)
-            yield PgmqLister(database, address.name, has_headers=table.has_headers)
+            table = await open_table(database, address, queue, to_consume=False)
+            yield PgmqLister(database, table)
+
+    def open_store(
+        self, queue: QueueConfig
+    ) -> AbstractAsyncContextManager[PgmqMessageStore] | None:
+        """Return None if the states of its messages are not kept."""
+        address = read_address(queue)
+        is_without = address.dsn in self._without_states or not address.may_keep_states
+        return None if is_without or queue.route is not None else self._open_store(queue, address)
+
+    @asynccontextmanager
+    async def _open_store(
+        self, queue: QueueConfig, address: PgmqAddress
+    ) -> AsyncIterator[PgmqMessageStore]:
+        async with self._databases.use(address.dsn) as database:
+            table = await open_table(database, address, queue, to_consume=False)
+            if not table.keeps_states:
+                raise QueueRefused("the states of its messages are not kept")
+            yield PgmqMessageStore(
+                database,
+                table,
+                dedup_window=self._identity.dedup_window,
+                stored=_stored,
+                takes=partial(_takes, address),
+                sent=_sent,
+            )
+
+    def _note_problem(
+        self, queue: QueueConfig, address: PgmqAddress, database: PgmqDatabase
+    ) -> None:
+        """Warn once of a database that keeps no states, with what its owner has to do."""
+        if database.problem is None or database.keeps_states:
+            self._without_states.discard(address.dsn)
+        elif address.dsn not in self._without_states:
+            self._without_states.add(address.dsn)
+            text = "states, results, batches and ticks of its PGMQ queues are not kept"
+            self._identity.advise(queue.name, f"{text}: {database.problem}")
 
 
 class PgmqBroker:
@@ -110,18 +164,20 @@ class PgmqBroker:
 
     def __init__(
         self,
-        database: PostgresDatabase,
+        database: PgmqDatabase,
         table: PgmqTable,
         queue: QueueConfig,
         address: PgmqAddress,
         pending: PendingRetries,
         *,
+        states: PgmqStates | None = None,
         poll_interval: float | None = None,
     ) -> None:
         self._database = database
         self._table = table
         self._address = address
         self._pending = pending
+        self._states = states
         self._is_raw = queue.route is not None
         self._signal = database.signal(table.channel)
         database.add_channel(table.channel)
@@ -139,11 +195,11 @@ class PgmqBroker:
         )
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
-        claim = partial(self._claim, limit)
+        claim = partial(self.claim, limit)
         batch = [*await self._poll.receive(claim, self._database.wait)]
 
         async def fetch(limit: int) -> Sequence[ReceivedMessage]:
-            return (await self._claim(limit)).messages
+            return (await self.claim(limit)).messages
 
         await self._pending.fill(
             batch,
@@ -156,8 +212,12 @@ class PgmqBroker:
         return batch
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
+        if self._states is not None:
+            ending = ending_with(error)
+            return await self.finish([Finish(handle, ending) for handle in handles])
         leases = cast("Sequence[PgmqLease]", handles)
-        lost = await self._settle(self._table.archive if error else self._table.delete, leases)
+        query = self._table.archive if error else self._table.delete
+        lost = (await self._settle(query, leases))["lost"]
         if self.holds_groups:  # the next message of a group may be read now
             self._signal.ring()
         return stale(leases, lost)
@@ -169,7 +229,9 @@ class PgmqBroker:
         more: tuple[object, ...] = (delays,)
         if self._table.has_headers:
             more += ([msgspec.json.encode(item.tally).decode() for item in items],)
-        lost = await self._settle(self._table.nack, leases, *more)
+        if self._states is not None:
+            more += self._states.nack_columns(items)
+        lost = (await self._settle(self._table.nack, leases, *more))["lost"]
         if not self.holds_groups:
             now = loop_time()
             for position, (lease, delay) in enumerate(zip(leases, delays, strict=True)):
@@ -181,7 +243,12 @@ class PgmqBroker:
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         leases = cast("Sequence[PgmqLease]", handles)
-        return stale(leases, await self._settle(self._table.hide, leases, math.ceil(seconds)))
+        more = () if self._states is None else (state_ids(handles),)
+        row = await self._settle(self._table.hide, leases, math.ceil(seconds), *more)
+        unsettled = stale(leases, row["lost"])
+        if self._states is None:
+            return unsettled
+        return [*unsettled, *cancelled(leases, set(row["to_cancel"]).difference(row["lost"]))]
 
     async def depth(self) -> Depth:
         """Return the depth. PGMQ counts a retry that waits as in flight."""
@@ -190,24 +257,29 @@ class PgmqBroker:
 
     def takes(self, queue: QueueConfig) -> bool:
         """Return whether it is a PGMQ queue of the same database (CMD-3)."""
-        if not queue.uri.lower().startswith("pgmq:"):
-            return False
-        try:
-            return read_address(queue).database == self._address.database
-        except QueueRefused:
-            return False
+        return _takes(self._address, queue)
 
     async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
-        """Settle them and send what goes out, in one transaction. PGMQ keeps no results."""
+        """Settle them, keep how they ended, and send what goes out, in one transaction."""
         leases = [cast("PgmqLease", item.handle) for item in items]
-        failed = [number for number, item in enumerate(items, 1) if item.ending.failure is not None]
-        outgoing = [
-            _item(read_address(each.queue), each.publication, number)
+        failed = [
+            number
             for number, item in enumerate(items, 1)
-            for each in item.outgoing
+            if item.ending.failure is not None and not item.ending.is_cancelled
         ]
-        columns = (*fences(leases), failed, *item_columns(outgoing))
+        outgoing = [
+            _sent(each, number) for number, item in enumerate(items, 1) for each in item.outgoing
+        ]
+        states = self._states
+        columns = (
+            *fences(leases),
+            failed,
+            *item_columns(outgoing, with_states=states is not None),
+            *(() if states is None else states.ending_columns(items)),
+        )
         (row,) = await self._database.call(self._table.finish, self._address.name, *columns)
+        if states is not None:
+            await states.limit_results(items)
         self._signal.ring()
         return [
             *stale(leases, row["lost"]),
@@ -218,19 +290,21 @@ class PgmqBroker:
             ),
         ]
 
-    async def _settle(
-        self, query: str, leases: Sequence[PgmqLease], *more: object
-    ) -> Sequence[int]:
-        """Return the positions of those leases that were lost; the others are settled."""
+    async def _settle(self, query: str, leases: Sequence[PgmqLease], *more: object) -> Row:
+        """Return the positions of those leases that were `lost`; the others are settled."""
         columns = (*fences(leases), *more)
         (row,) = await self._database.call(query, self._address.name, *columns)
-        lost: Sequence[int] = row["lost"]
-        return lost
+        return cast("Row", row)
 
-    async def _claim(self, limit: int) -> ClaimedBatch:
+    async def claim(self, limit: int) -> ClaimedBatch:
+        """Take the next messages, if there are any now."""
         lease_until = loop_time() + self._lease
-        asked = (self._address.name, self._lease, limit)
+        asked: tuple[object, ...] = (self._address.name, self._lease, limit)
+        if self._states is not None:
+            asked += self._states.claim_arguments
         rows = await self._database.call(self._table.read, *asked)
+        if self._states is not None:
+            await self._states.tend(len(rows))
         if not rows:
             pause = self._pause.lengthen()
             (row,) = await self._database.call(self._table.next)
@@ -238,16 +312,19 @@ class PgmqBroker:
             # What is due already is held back, by its group or by another reader.
             return ClaimedBatch((), pause if due is None or due <= 0 else min(due, pause))
         self._pause.reset()
+        if self._states is not None:
+            rows = self._states.without_copies(rows)
         return ClaimedBatch([self._received(row, lease_until) for row in rows], 0.0)
 
     def _received(self, row: Sequence[object], lease_until: float) -> ReceivedMessage:
-        msg_id, read_ct, enqueued, body, headers = cast("tuple[int, int, int, bytes, str]", row)
+        msg_id, read_ct, enqueued, body, headers, *more = cast("Any", row)
         if self._pending:
             self._pending.came(msg_id)
         tally, parent = _read_headers(headers) if headers else (UNTRIED, None)
         return ReceivedMessage(
             body,
-            PgmqLease(msg_id, read_ct, enqueued, body),
+            PgmqLease(msg_id, read_ct, enqueued, body, more[0] if more else 0),
+            is_cancelled=bool(more) and more[-1],
             broker_id=f"{msg_id}@{enqueued}",
             receive_count=read_ct,
             lease_until=lease_until,
@@ -259,7 +336,7 @@ class PgmqBroker:
 
 
 class PgmqPublisher:
-    def __init__(self, database: PostgresDatabase, table: PgmqTable, address: PgmqAddress) -> None:
+    def __init__(self, database: PgmqDatabase, table: PgmqTable, address: PgmqAddress) -> None:
         self._database = database
         self._table = table
         self._address = address
@@ -267,10 +344,30 @@ class PgmqPublisher:
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
         """Answer when the database has committed them. PGMQ knows no duplicates."""
         if items:
-            columns = item_columns([_item(self._address, item) for item in items])
+            sent = [_item(self._address, item) for item in items]
+            columns = item_columns(sent, with_states=self._table.keeps_states)
             await self._database.call(self._table.send, *columns)
             self._database.signal(self._table.channel).ring()
         return [True] * len(items)
+
+
+def _takes(address: PgmqAddress, queue: QueueConfig) -> bool:
+    if not queue.uri.lower().startswith("pgmq:"):
+        return False
+    try:
+        return read_address(queue).database == address.database
+    except QueueRefused:
+        return False
+
+
+def _sent(outgoing: OutgoingMessage, position: int = 0) -> PgmqItem:
+    return _item(read_address(outgoing.queue), outgoing.publication, position)
+
+
+def _stored(item: Publication) -> Publication:
+    """Return a publication as PGMQ has it."""
+    body = _as_json(dated_body(item.message, item.body, item.not_before))
+    return replace(item, body=body.encode())
 
 
 def _item(address: PgmqAddress, item: Publication, position: int = 0) -> PgmqItem:
@@ -282,7 +379,16 @@ def _item(address: PgmqAddress, item: Publication, position: int = 0) -> PgmqIte
         group = secrets.token_hex(16)
     headers = None if group is None else msgspec.json.encode({GROUP_HEADER: text(group)}).decode()
     body = _as_json(dated_body(message, item.body, item.not_before))
-    return PgmqItem(address.name, body, headers, item.not_before or 0.0, position)
+    return PgmqItem(
+        address.name,
+        body,
+        headers,
+        item.not_before or 0.0,
+        position,
+        # A reply has no target: nobody asks for its state.
+        message if message.target else None,
+        item.dedup_key,
+    )
 
 
 def _raw_item(address: PgmqAddress, body: bytes, source: Source) -> PgmqItem:

@@ -5,21 +5,25 @@ Each call is one transaction.
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
 
 from router.brokers.kit import read_uri, refusal, switch_option
 from router.brokers.pgmq import OPTIONS
+from router.brokers.pgmq.database import PgmqDatabase
 from router.brokers.postgres import dsn_of
-from router.brokers.postgres.database import PostgresDatabase
-from router.core.config import QueueConfig
+from router.brokers.postgres.work_queue import optional_text, text
+from router.brokers.work_queue import must_stay, ordered_group, payload_size
+from router.core.config import COMMAND_BUS, QueueConfig
+from router.core.message import DEFAULT_POOL, Message
 from router.ports import BrokerError, QueueRefused
 
 log = logging.getLogger(__name__)
 
 MAX_NAME_CHARACTERS: Final = 47  # PGMQ's own limit
+MAX_ID_CHARACTERS: Final = 512  # of a message
 TALLY_HEADER: Final = "x-message-router"
 GROUP_HEADER: Final = "x-pgmq-group"  # by which PGMQ's grouped reads know a group
 
@@ -58,7 +62,91 @@ SELECT
 FROM pgmq.{function}($1, $2, $3)
 ORDER BY msg_id
 """
-_READ_BODY: Final = """
+# The same with states: what comes is noted, and copies of what has succeeded end with it (CMD-14).
+_READ_WITH_STATES: Final = """
+WITH came AS MATERIALIZED (
+    SELECT msg_id, read_ct, enqueued_at, message, {all_headers} AS headers
+    FROM pgmq.{function}($1, $2, $3)
+),
+named AS MATERIALIZED (
+    SELECT msg_id, read_ct, enqueued_at, named.*, message_router.pgmq_digest_of(message) AS digest
+    FROM came CROSS JOIN LATERAL (SELECT {fields}) AS named
+    WHERE length(message_id) BETWEEN 1 AND {max_id}
+),
+known AS MATERIALIZED (
+    SELECT known.*
+    FROM (
+        SELECT array_agg(msg_id) AS msg_ids, array_agg(read_ct) AS reads,
+               array_agg(enqueued_at) AS enqueued, array_agg(message_id) AS message_ids,
+               array_agg(pool) AS pools, array_agg(group_name) AS groups,
+               array_agg(correlation_id) AS correlation_ids,
+               array_agg(payload_size) AS payload_sizes, array_agg(is_kept) AS kept,
+               array_agg(digest) AS digests
+        FROM named HAVING count(*) > 0
+    ) AS item
+    CROSS JOIN LATERAL message_router.receive_from_pgmq(
+        $4, $5, $6, msg_ids, reads, enqueued, message_ids, pools, groups, correlation_ids,
+        payload_sizes, kept, digests
+    ) AS known
+),
+dropped AS MATERIALIZED (
+    SELECT
+    FROM (SELECT array_agg(msg_id) AS copies FROM known WHERE is_copy HAVING count(*) > 0) AS found
+    CROSS JOIN LATERAL pgmq.delete($1, copies)
+)
+SELECT
+    msg_id,
+    read_ct,
+    (extract(epoch FROM enqueued_at) * 1000000)::bigint AS enqueued,
+    convert_to({body}, 'UTF8') AS body,
+    {headers} AS headers,
+    coalesce(known.id, 0) AS state_id,
+    coalesce(is_copy, false) AS is_copy,
+    coalesce(differs, false) AS differs,
+    coalesce(is_cancelled, false) AS is_cancelled
+FROM came LEFT JOIN known USING (msg_id)
+WHERE (SELECT count(*) FROM dropped) >= 0 AND $7::text IS NOT NULL
+ORDER BY msg_id
+"""
+_IS_COMMAND: Final = "coalesce(jsonb_typeof(message -> 'command_type'), 'null') <> 'null'"
+
+
+def text_field(name: str) -> str:
+    """Return the SQL for a field of a message, if it is text."""
+    return f"CASE jsonb_typeof(message -> '{name}') WHEN 'string' THEN message ->> '{name}' END"
+
+
+def _fields(*, is_bus: bool, has_headers: bool) -> str:
+    """Return the SQL for what a state says of a message. $7: pool and group field by type."""
+    group = text_field("messageGroupId")
+    if has_headers:
+        group = f"coalesce({group}, headers ->> '{GROUP_HEADER}')"
+    plain = {
+        "message_id": text_field("id"),
+        "pool": text_field("poolCode"),
+        "group_name": group,
+        "correlation_id": text_field("correlationId"),
+        "payload_size": "octet_length((message -> 'payload')::text)",
+        "is_kept": "message ?| ARRAY['payload', 'replyTo', 'then']",
+    }
+    if not is_bus:
+        return ", ".join(f"{sql} AS {name}" for name, sql in plain.items())
+    route = "$7::jsonb -> (message ->> 'command_type')"
+    command = {
+        "message_id": text_field("command_id"),
+        "pool": f"{route} ->> 'pool'",
+        "group_name": f"message -> 'data' ->> ({route} ->> 'group')",
+        "correlation_id": text_field("correlation_id"),
+        "payload_size": "octet_length((message -> 'data')::text)",
+        "is_kept": "true",
+    }
+    return ", ".join(
+        f"CASE WHEN {_IS_COMMAND} THEN {command[name]} ELSE {sql} END AS {name}"
+        for name, sql in plain.items()
+    )
+
+
+READ_BODY: Final = """
 CASE jsonb_typeof(message)
     WHEN 'string' THEN message #>> '{}'
     ELSE coalesce(message::text, '')
@@ -92,64 +180,132 @@ held AS MATERIALIZED (
     FOR UPDATE OF row
 )
 """
+# The same with states: a lease that went back is not good either.
+_HELD_WITH_STATES: Final = _HELD.replace(
+    "    ORDER BY",
+    """        AND (state_id = 0 OR EXISTS (
+            SELECT FROM message_router.queue_messages
+            WHERE id = state_id AND lease_token = read_ct AND queue_messages.finished_at IS NULL
+        ))
+    ORDER BY""",
+).replace(
+    """$4::bigint[])
+        WITH ORDINALITY AS lease(msg_id, read_ct, enqueued, position)""",
+    """$4::bigint[], {state_ids})
+        WITH ORDINALITY AS lease(msg_id, read_ct, enqueued, state_id, position)""",
+)
 _LOST: Final = "ARRAY(SELECT position - 1 FROM asked EXCEPT SELECT position - 1 FROM held)"
 _SETTLE: Final = """
 WITH {held},
-settled AS MATERIALIZED ({settled})
-SELECT (SELECT count(*) FROM settled) AS settled, {lost} AS lost
+settled AS MATERIALIZED ({settled}){noted}
+SELECT (SELECT count(*) FROM settled) AS settled{also}, {lost} AS lost{answer}
 """
 _DELETED: Final = "SELECT pgmq.delete($1, ARRAY(SELECT msg_id FROM held))"
 _ARCHIVED: Final = "SELECT pgmq.archive($1, ARRAY(SELECT msg_id FROM held))"
 _HIDDEN: Final = """
 SELECT FROM held CROSS JOIN LATERAL pgmq.set_vt($1, held.msg_id, $5::int)
 """
+# Hardly ever is one to be cancelled: to find that out costs a look into an empty index.
+_TO_CANCEL: Final = """,
+ARRAY(
+    SELECT place - 1
+    FROM unnest($6::bigint[], $3::int[]) WITH ORDINALITY AS item(state_id, token, place)
+        JOIN message_router.queue_messages AS known ON known.id = state_id
+    WHERE known.is_cancelled AND known.lease_token = token AND known.finished_at IS NULL
+) AS to_cancel"""
+# What is to be cancelled comes again at once.
+_DELAY: Final = """CASE WHEN EXISTS (
+        SELECT FROM message_router.queue_messages AS known
+        WHERE known.is_cancelled AND known.id = item.state_id
+    ) THEN 0 ELSE item.delay END"""
 _NACKED: Final = """
 SELECT
 FROM held
-    JOIN unnest($5::int[]) WITH ORDINALITY AS item(delay, position) USING (position)
-    CROSS JOIN LATERAL pgmq.set_vt($1, held.msg_id, item.delay)
+    JOIN unnest($5::int[]{ids}) WITH ORDINALITY AS item(delay{id}, position) USING (position)
+    CROSS JOIN LATERAL pgmq.set_vt($1, held.msg_id, {delay})
 """
 # `pgmq.set_vt` cannot store headers, and no row can be changed twice by one statement. The queue's
 # name ($1) is not needed, but each of these statements is given it.
 _NACKED_WITH_TALLY: Final = """
 UPDATE {table} AS message
-SET vt = clock_timestamp() + make_interval(secs => item.delay),
+SET vt = clock_timestamp() + make_interval(secs => {delay}),
     headers = CASE jsonb_typeof(headers) WHEN 'object' THEN headers ELSE '{{}}' END
         || jsonb_build_object('{header}', item.tally::jsonb)
 FROM held
-    JOIN unnest($5::int[], $6::text[]) WITH ORDINALITY AS item(delay, tally, position)
+    JOIN unnest($5::int[], $6::text[]{ids}) WITH ORDINALITY AS item(delay, tally{id}, position)
         USING (position)
 WHERE message.msg_id = held.msg_id AND $1::text IS NOT NULL
 RETURNING message.msg_id
 """
 
+# The same with the state: the lease token of a row is `read_ct`.
+_NOTED_NACK: Final = """,
+noted AS MATERIALIZED (
+    SELECT message_router.nack(
+        item.state_id, asked.read_ct, item.delay, item.failures, item.requests, item.error,
+        item.code, item.http_status
+    )
+    FROM held JOIN asked USING (position)
+        JOIN unnest(
+            ${0}::bigint[], $5::int[], ${1}::int[], ${2}::int[], ${3}::text[], ${4}::text[],
+            ${5}::int[]
+        ) WITH ORDINALITY
+            AS item(state_id, delay, failures, requests, error, code, http_status, position)
+            USING (position)
+)"""
+
 # What is due at the same time goes in together, in order. A time is rounded up: PGMQ has seconds.
 _OUTGOING: Final = """
 outgoing AS (
     SELECT
-        queue, position, n, body::jsonb AS body, headers::jsonb AS headers,
-        greatest(ceil(due - extract(epoch FROM clock_timestamp())), 0)::int AS delay
-    FROM unnest($%d::text[], $%d::bigint[], $%d::text[], $%d::text[], $%d::float8[])
-        WITH ORDINALITY AS item(queue, position, body, headers, due, n)
+        queue, position, n, body::jsonb AS body, headers::jsonb AS headers, due,
+        greatest(ceil(due - extract(epoch FROM clock_timestamp())), 0)::int AS delay{more}
+    FROM unnest({columns}) WITH ORDINALITY AS item(queue, position, body, headers, due{more}, n)
 )
 """
+_ITEM_TYPES: Final = ("text", "bigint", "text", "text", "float8")
+_STATE_FIELDS: Final = {  # of what goes into a queue that keeps states
+    "message_id": "text",  # None: it is a reply, which nobody asks for
+    "dedup_key": "text",
+    "pool": "text",
+    "group_name": "text",
+    "is_kept": "boolean",
+    "correlation_id": "text",
+    "payload_size": "int",
+}
+# PGMQ counts the messages of a call in their order.
 _SENT: Final = """
 sent AS MATERIALIZED (
     SELECT
+        queue, msg_id,
+        places[(row_number() OVER (PARTITION BY first ORDER BY msg_id))::int] AS n
     FROM (
         SELECT
-            queue, delay, min(n) AS first,
+            queue, delay, min(n) AS first, array_agg(n ORDER BY n) AS places,
             array_agg(body ORDER BY n) AS bodies, array_agg(headers ORDER BY n) AS headers
         FROM {source}
         GROUP BY queue, delay
         ORDER BY first
     ) AS together
-    CROSS JOIN LATERAL pgmq.send_batch({arguments})
+    CROSS JOIN LATERAL pgmq.send_batch({arguments}) AS msg_id
 )
 """
+_NOTED: Final = """,
+noted AS (
+    INSERT INTO message_router.queue_messages (
+        queue, message_id, dedup_key, pool, pgmq_group, is_kept, correlation_id, payload_size,
+        not_before, body, pgmq_id, published_at
+    )
+    SELECT
+        'pgmq:' || lower(sent.queue), message_id, dedup_key, pool, group_name, is_kept,
+        correlation_id, payload_size, to_timestamp(nullif(due, 0)), '', msg_id, now()
+    FROM sent JOIN outgoing USING (n)
+    WHERE message_id IS NOT NULL
+    ORDER BY n
+)"""
 _WITH_HEADERS: Final = "queue, bodies, headers, delay"
 _WITHOUT_HEADERS: Final = "queue, bodies, delay"
-_SEND: Final = "WITH {outgoing}, {sent} SELECT count(*) AS sent FROM sent"
+_SEND: Final = "WITH {outgoing}, {sent}{noted} SELECT count(*) AS sent FROM sent"
 
 # A message whose reply has no queue is not settled; the others are.
 _FINISH: Final = """
@@ -160,20 +316,83 @@ stuck AS (
 ),
 {held},
 free AS MATERIALIZED (SELECT * FROM held WHERE position NOT IN (SELECT position FROM stuck)),
-{sent},
+{sent}{noted},
 settled AS MATERIALIZED (
     SELECT pgmq.delete($1, ARRAY(
         SELECT msg_id FROM free WHERE NOT position = ANY ($5::bigint[])
     ))
     UNION ALL
     SELECT pgmq.archive($1, ARRAY(SELECT msg_id FROM free WHERE position = ANY ($5::bigint[])))
-)
+){ended}
 SELECT
     (SELECT count(*) FROM sent) AS sent,
     (SELECT count(*) FROM settled) AS settled,
     {lost} AS lost,
-    ARRAY(SELECT position - 1 FROM stuck) AS stuck
+    ARRAY(SELECT position - 1 FROM stuck) AS stuck{count_ended}
 """
+# Only of messages that are kept for them, results are kept.
+_ENDED: Final = """,
+ending AS (
+    SELECT
+        item.*, asked.state_id, asked.read_ct::bigint AS token,
+        (result IS NOT NULL OR omitted) AND EXISTS (
+            SELECT FROM message_router.queue_messages WHERE id = asked.state_id AND is_kept
+        ) AS may_have_result
+    FROM free JOIN asked USING (position)
+        LEFT JOIN unnest({columns}) WITH ORDINALITY AS item(
+            result, omitted, code, error, http_status, failures, requests, cancelled, position
+        ) USING (position)
+),
+ended AS MATERIALIZED (
+    SELECT
+    FROM (
+        SELECT
+            array_agg(state_id) AS ids, array_agg(token) AS tokens,
+            array_agg(CASE WHEN may_have_result THEN result END) AS results,
+            array_agg(may_have_result AND omitted) AS omitted,
+            array_agg(code) AS codes, array_agg(error) AS errors,
+            array_agg(http_status) AS statuses, array_agg(failures) AS failures,
+            array_agg(requests) AS requests, array_agg(cancelled) AS cancelled
+        FROM ending HAVING count(*) > 0
+    ) AS done
+    CROSS JOIN LATERAL message_router.finish(
+        ids, tokens, results, omitted, codes, errors, statuses, failures, requests,
+        {window}::float8, '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}',
+        '{{}}', '{{}}', '{{}}', cancelled
+    )
+)"""
+_ENDING_TYPES: Final = ("bytea", "boolean", "text", "text", "int", "int", "int", "boolean")
+# Only if nobody has read or moved the message since it was looked at.
+_CANCEL: Final = """
+WITH {outgoing},
+held AS MATERIALIZED (
+    SELECT msg_id FROM {table}
+    WHERE msg_id = $3 AND read_ct = $4 AND vt = $5
+    FOR UPDATE
+),
+{sent}{noted},
+cancelled AS MATERIALIZED (
+    SELECT message_router.cancel_in_pgmq($2, $6) FROM held
+),
+settled AS MATERIALIZED (SELECT pgmq.delete($1, ARRAY(SELECT msg_id FROM held)))
+SELECT
+    (SELECT count(*) FROM held) = 1 AS is_done,
+    (SELECT count(*) FROM sent) AS sent,
+    (SELECT count(*) FROM cancelled) AS cancelled,
+    (SELECT count(*) FROM settled) AS settled
+"""
+# A lease by which a message has ended already is not lost.
+_LOST_WITH_STATES: Final = """
+CASE WHEN (SELECT count(*) FROM held) < cardinality($2::bigint[]) THEN ARRAY(
+    SELECT position - 1 FROM asked
+    EXCEPT SELECT position - 1 FROM held
+    EXCEPT SELECT position - 1 FROM (
+        SELECT asked.position FROM asked
+            JOIN message_router.queue_messages AS known
+                ON known.id = asked.state_id AND known.lease_token = asked.read_ct
+        WHERE known.finished_at IS NOT NULL
+    ) AS ended_before
+) ELSE '{}' END"""
 
 _COUNT: Final = """
 SELECT
@@ -192,6 +411,7 @@ class PgmqAddress(Struct, frozen=True):
     name: str
     is_fifo: bool = False
     may_notify: bool = True  # False: the queue gets no trigger that it does not have
+    may_keep_states: bool = True  # False: nothing is kept of messages but what PGMQ keeps
 
 
 def read_address(queue: QueueConfig) -> PgmqAddress:
@@ -208,6 +428,7 @@ def read_address(queue: QueueConfig) -> PgmqAddress:
         name,
         is_fifo=switch_option(queue, uri, "fifo", default=False),
         may_notify=switch_option(queue, uri, "notify", default=True),
+        may_keep_states=switch_option(queue, uri, "state", default=True),
     )
 
 
@@ -218,6 +439,7 @@ class PgmqLease(Struct, frozen=True, eq=False, gc=False):
     read_ct: int
     enqueued: int  # microseconds since 1970
     body: bytes
+    state_id: int = 0  # of its row; 0: it has none
 
 
 class PgmqItem(Struct, frozen=True):
@@ -228,64 +450,121 @@ class PgmqItem(Struct, frozen=True):
     headers: str | None  # JSON
     due: float = 0.0  # Unix seconds
     position: int = 0  # of the message that it is a reply to, from 1
+    message: Message | None = None  # None: a reply, or a queue without states
+    dedup_key: str | None = None
 
 
 class PgmqTable:
     """The SQL for one queue: it depends on the queue's name and on what the version can do."""
 
     def __init__(
-        self, queue: str, *, has_headers: bool, reads_groups: bool, is_raw: bool = False
+        self,
+        queue: str,
+        *,
+        has_headers: bool,
+        reads_groups: bool,
+        is_raw: bool = False,
+        is_bus: bool = False,
+        keeps_states: bool = False,
     ) -> None:
         self.has_headers = has_headers
         self.reads_groups = reads_groups
+        self.keeps_states = keeps_states
+        self.name = queue
+        self.states = f"pgmq:{queue.lower()}"  # the queue of the rows that keep the states
         self.channel = f"pgmq.{_table_name(queue)}.INSERT"  # of insert notifications
         table = quoted_table("q", queue)
         held = _HELD.format(table=table)
-        read_headers = _READ_ALL_HEADERS if is_raw else _READ_HEADERS
-        self.read = _READ.format(
-            headers=read_headers if has_headers else "NULL",
-            body=_READ_RAW_BODY if is_raw else _READ_BODY,
+        self.read = (_READ_WITH_STATES if keeps_states else _READ).format(
+            headers=(_READ_ALL_HEADERS if is_raw else _READ_HEADERS) if has_headers else "NULL",
+            all_headers="headers" if has_headers else "NULL::jsonb",
+            body=_READ_RAW_BODY if is_raw else READ_BODY,
             # Never more than the first message of a group. The other grouped reads skip what is
             # hidden in the middle of a group, such as a retry that waits.
             function="read_grouped_head" if reads_groups else "read",
+            fields=_fields(is_bus=is_bus, has_headers=has_headers),
+            max_id=MAX_ID_CHARACTERS,
         )
         self.next = _NEXT.format(table=table)
         self.count = _COUNT.format(table=table)
-        self.delete = _SETTLE.format(held=held, settled=_DELETED, lost=_LOST)
-        self.archive = _SETTLE.format(held=held, settled=_ARCHIVED, lost=_LOST)
-        self.hide = _SETTLE.format(held=held, settled=_HIDDEN, lost=_LOST)
+        plain = {"held": held, "lost": _LOST, "noted": "", "also": "", "answer": ""}
+        self.delete = _SETTLE.format(settled=_DELETED, **plain)
+        self.archive = _SETTLE.format(settled=_ARCHIVED, **plain)
+        hidden = {**plain, "answer": _TO_CANCEL} if keeps_states else plain
+        self.hide = _SETTLE.format(settled=_HIDDEN, **hidden)
+        first = 7 if has_headers else 6
         nacked = _NACKED_WITH_TALLY if has_headers else _NACKED
-        nacked = nacked.format(table=table, header=TALLY_HEADER)
-        self.nack = _SETTLE.format(held=held, settled=nacked, lost=_LOST)
+        nacked = nacked.format(
+            table=table,
+            header=TALLY_HEADER,
+            delay=_DELAY if keeps_states else "item.delay",
+            ids=f", ${first}::bigint[]" if keeps_states else "",
+            id=", state_id" if keeps_states else "",
+        )
+        if keeps_states:
+            noted = _NOTED_NACK.format(*range(first, first + 6))
+            plain |= {"noted": noted, "also": ", (SELECT count(*) FROM noted) AS noted"}
+        self.nack = _SETTLE.format(settled=nacked, **plain)
         arguments = _WITH_HEADERS if has_headers else _WITHOUT_HEADERS
+        more = _STATE_FIELDS if keeps_states else {}
+        types = (*_ITEM_TYPES, *more.values())
+        noted = _NOTED if keeps_states else ""
+        fields = "".join(f", {name}" for name in more)
         self.send = _SEND.format(
-            outgoing=_OUTGOING % (1, 2, 3, 4, 5),
+            outgoing=_OUTGOING.format(columns=_columns(1, types), more=fields),
             sent=_SENT.format(source="outgoing", arguments=arguments),
+            noted=noted,
         )
+        self.cancel = _CANCEL.format(
+            outgoing=_OUTGOING.format(columns=_columns(7, types), more=fields),
+            table=table,
+            sent=_SENT.format(source="outgoing CROSS JOIN held", arguments=arguments),
+            noted=noted,
+        )
+        # $6 to …: what goes out. Then the rows, how their messages ended, and the dedup window.
+        rows = 6 + len(types)
+        window = rows + 1 + len(_ENDING_TYPES)
         self.finish = _FINISH.format(
-            outgoing=_OUTGOING % (6, 7, 8, 9, 10),
-            held=held,
+            outgoing=_OUTGOING.format(columns=_columns(6, types), more=fields),
+            held=_HELD_WITH_STATES.format(table=table, state_ids=f"${rows}::bigint[]")
+            if keeps_states
+            else held,
             sent=_SENT.format(source="outgoing JOIN free USING (position)", arguments=arguments),
-            lost=_LOST,
+            noted=noted,
+            ended=_ENDED.format(columns=_columns(rows + 1, _ENDING_TYPES), window=f"${window}")
+            if keeps_states
+            else "",
+            count_ended=", (SELECT count(*) FROM ended) AS ended" if keeps_states else "",
+            lost=_LOST_WITH_STATES if keeps_states else _LOST,
         )
+
+
+def _columns(first: int, types: Iterable[str]) -> str:
+    """Return the arguments of an `unnest`: `$1::text[], $2::int[]`."""
+    return ", ".join(f"${number}::{type_}[]" for number, type_ in enumerate(types, first))
 
 
 async def open_table(
-    database: PostgresDatabase, address: PgmqAddress, *, to_consume: bool, is_raw: bool = False
+    database: PgmqDatabase, address: PgmqAddress, queue: QueueConfig, *, to_consume: bool
 ) -> PgmqTable:
     """Find the queue, and enable insert notifications if possible."""
     (row,) = await database.call(_FIND, _table_name(address.name))
     if not row["has_pgmq"]:
         raise QueueRefused("the database has no PGMQ: install it with CREATE EXTENSION pgmq")
     if not row["is_there"]:
-        text = f"there is no PGMQ queue {address.name!r}: create it with"
-        raise QueueRefused(f"{text} SELECT pgmq.create('{address.name}')")
+        problem = f"there is no PGMQ queue {address.name!r}: create it with"
+        raise QueueRefused(f"{problem} SELECT pgmq.create('{address.name}')")
+    is_raw = queue.route is not None
+    if not is_raw and address.may_keep_states:
+        await database.open_states(may_install=to_consume)
     functions = row["functions"]
     table = PgmqTable(
         address.name,
         has_headers=row["has_headers"],
         reads_groups=address.is_fifo and "read_grouped_head" in functions,
         is_raw=is_raw,
+        is_bus=queue.envelope == COMMAND_BUS,
+        keeps_states=database.keeps_states and not is_raw and address.may_keep_states,
     )
     can_notify = address.may_notify and "enable_notify_insert" in functions
     if to_consume and can_notify and not row["notifies"]:
@@ -316,11 +595,24 @@ def fences(
     )
 
 
-def item_columns(items: Sequence[PgmqItem]) -> tuple[Sequence[object], ...]:
-    return (
+def item_columns(items: Sequence[PgmqItem], *, with_states: bool) -> tuple[Sequence[object], ...]:
+    columns: tuple[Sequence[object], ...] = (
         [item.queue for item in items],
         [item.position for item in items],
         [item.body for item in items],
         [item.headers for item in items],
         [item.due for item in items],
+    )
+    if not with_states:
+        return columns
+    messages = [item.message for item in items]
+    return (
+        *columns,
+        [None if one is None else text(one.id) for one in messages],
+        [optional_text(item.dedup_key) for item in items],
+        [None if one is None else text(one.pool or DEFAULT_POOL) for one in messages],
+        [None if one is None else optional_text(ordered_group(one)) for one in messages],
+        [one is not None and must_stay(one) for one in messages],
+        [None if one is None else optional_text(one.correlation_id) for one in messages],
+        [None if one is None else payload_size(one) for one in messages],
     )

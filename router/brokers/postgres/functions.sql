@@ -4,6 +4,80 @@
 
 SET LOCAL search_path = message_router;
 
+
+-- What an INSERT does.
+
+-- The members of a batch are new to it, whatever else was published: they have no identity. PGMQ takes
+-- whatever is sent.
+CREATE OR REPLACE TRIGGER identify BEFORE INSERT ON queue_messages
+    FOR EACH ROW WHEN (NEW.identity IS NULL AND NEW.batch IS NULL AND NEW.pgmq_id IS NULL)
+    EXECUTE FUNCTION identify();
+
+CREATE OR REPLACE FUNCTION published() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = message_router, pg_temp
+AS $$
+BEGIN
+    INSERT INTO queue_changes (queue, group_key)
+    SELECT DISTINCT added.queue, added.group_key FROM added WHERE added.group_key IS NOT NULL;
+
+    INSERT INTO queue_audit (id, queue, state)
+    SELECT added.id, added.queue, added.state
+    FROM added LEFT JOIN queues USING (queue)
+    WHERE coalesce(queues.audit, 1) > 0 AND added.pgmq_id IS NULL;
+
+    -- Only if someone waits: each NOTIFY makes all commits of the server wait for each other.
+    PERFORM pg_notify('message_router', queues.queue)
+    FROM queues
+    WHERE queues.waiting AND queues.queue IN (SELECT added.queue FROM added);
+    RETURN NULL;
+END
+$$;
+
+CREATE OR REPLACE TRIGGER published AFTER INSERT ON queue_messages
+    REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION published();
+
+-- A row for a queue of PGMQ is sent there: members of batches, their callbacks, ticks. What the router
+-- has sent itself comes with its pgmq_id.
+CREATE OR REPLACE FUNCTION send_to_pgmq() RETURNS trigger
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    _name  text := substr(NEW.queue, length('pgmq:') + 1);
+    _body  jsonb[] := ARRAY[convert_from(NEW.body, 'UTF8')::jsonb];
+    _group text := coalesce(NEW.group_id, gen_random_uuid()::text); -- one for itself
+    _delay integer := coalesce(
+        greatest(ceil(extract(epoch FROM NEW.not_before - clock_timestamp())), 0), 0
+    );
+BEGIN
+    IF NEW.identity IS NOT NULL AND EXISTS (
+        SELECT FROM message_router.queue_messages AS known
+        WHERE known.identity = NEW.identity AND known.queue = NEW.queue
+    ) THEN
+        RETURN NULL;
+    END IF;
+    IF to_regprocedure('pgmq.send_batch(text, jsonb[], jsonb[], integer)') IS NULL THEN
+        SELECT msg_id INTO STRICT NEW.pgmq_id FROM pgmq.send_batch(_name, _body, _delay) AS msg_id;
+    ELSE
+        SELECT msg_id INTO STRICT NEW.pgmq_id FROM pgmq.send_batch(
+            _name, _body, ARRAY[jsonb_build_object('x-pgmq-group', _group)], _delay
+        ) AS msg_id;
+    END IF;
+    NEW.pgmq_group := NEW.group_id;
+    NEW.group_id := NULL;
+    NEW.published_at := now(); -- as PGMQ does
+    NEW.body := '';
+    RETURN NEW;
+END
+$$;
+
+CREATE OR REPLACE TRIGGER send_to_pgmq BEFORE INSERT ON queue_messages
+    FOR EACH ROW WHEN (NEW.pgmq_id IS NULL AND starts_with(NEW.queue, 'pgmq:'))
+    EXECUTE FUNCTION send_to_pgmq();
+
+
+-- Publishing.
+
 -- Adds the messages in their order. Returns the identities of those that were not there yet. Of the
 -- arrays _kept to _payload_sizes, each is NULL if no message has any of these. With _done, it adds
 -- only those whose place is among them.
@@ -963,6 +1037,118 @@ BEGIN ATOMIC
         IS DISTINCT FROM (excluded.keep, excluded.audit, excluded.keep_results);
 END;
 
+
+-- Messages in queues of PGMQ (CMD-7), which come by `pgmq.read`. Their rows are of the queue 'pgmq:<name>'.
+
+-- What a message is compared by: equal for two values that are equal as jsonb. Its text differs only in
+-- zeros at the end of fractions.
+CREATE OR REPLACE FUNCTION pgmq_digest_of(_message jsonb) RETURNS bytea
+LANGUAGE sql IMMUTABLE
+RETURN sha256(convert_to(
+    CASE WHEN _message::text ~ '\.[0-9]*0[],} ]' THEN regexp_replace(
+        _message::text,
+        '("(?:[^"\\]|\\.)*")|(\.[0-9]*[1-9])0+(?![0-9])|\.0+(?![0-9])', '\1\2', 'g'
+    ) ELSE _message::text END, 'UTF8'
+));
+
+-- Notes messages that were just read, each by its msg_id and enqueued_at. A copy of one that succeeded
+-- within the dedup window ends as that did, and must not be handed out; one of the same id that differs
+-- is handed out. What the router published with a dedup key of its own, or in a batch, is no copy.
+CREATE OR REPLACE FUNCTION receive_from_pgmq(
+    _queue text, _worker text, _dedup_window double precision, _pgmq_ids bigint[],
+    _reads integer[], _enqueued timestamptz[], _message_ids text[], _pools text[],
+    _groups text[], _correlation_ids text[], _payload_sizes integer[], _kept boolean[],
+    _digests bytea[]
+) RETURNS TABLE (
+    msg_id bigint, id bigint, is_copy boolean, differs boolean, is_cancelled boolean
+)
+LANGUAGE plpgsql
+AS $$
+#variable_conflict use_column
+DECLARE
+    _now timestamptz := clock_timestamp();
+BEGIN
+    RETURN QUERY
+    WITH came AS MATERIALIZED (
+        SELECT * FROM unnest(
+            _pgmq_ids, _reads, _enqueued, _message_ids, _pools, _groups, _correlation_ids,
+            _payload_sizes, _kept, _digests
+        ) AS item (
+            pgmq_id, reads, enqueued, message_id, pool, group_name, correlation_id, payload_size,
+            is_kept, digest
+        )
+    ), ended AS MATERIALIZED (
+        SELECT came.pgmq_id, done.pgmq_digest = came.digest AS is_equal, done.result,
+               done.result_omitted
+        FROM came
+        LEFT JOIN queue_messages AS own ON own.queue = _queue AND own.pgmq_id = came.pgmq_id
+            AND own.published_at = came.enqueued
+        CROSS JOIN LATERAL (
+            SELECT earlier.pgmq_digest, earlier.result, earlier.result_omitted
+            FROM queue_messages AS earlier
+            WHERE earlier.message_id = came.message_id AND earlier.queue = _queue
+              AND earlier.state = 'succeeded' AND earlier.pgmq_digest IS NOT NULL
+              AND earlier.finished_at BETWEEN _now - make_interval(secs => _dedup_window)
+                  AND _now + make_interval(secs => _dedup_window)
+            ORDER BY earlier.pgmq_digest = came.digest DESC, earlier.id DESC LIMIT 1
+        ) AS done
+        WHERE own.batch IS NULL AND own.dedup_key IS NULL AND own.identity IS NULL
+    ), taken AS (
+        INSERT INTO queue_messages AS known (
+            queue, message_id, pool, state, worker_id, lease_token, deliveries, published_at,
+            first_claimed_at, last_claimed_at, finished_at, is_kept, correlation_id, payload_size,
+            result, result_omitted, body, pgmq_id, pgmq_group, pgmq_digest
+        )
+        SELECT _queue, came.message_id, coalesce(came.pool, 'DEFAULT-POOL'),
+               CASE WHEN ended.is_equal THEN 'succeeded' ELSE 'in-flight' END, _worker, came.reads,
+               1, came.enqueued, _now, _now, CASE WHEN ended.is_equal THEN _now END, came.is_kept,
+               came.correlation_id, came.payload_size,
+               CASE WHEN ended.is_equal THEN ended.result END,
+               CASE WHEN ended.is_equal THEN ended.result_omitted END, '', came.pgmq_id,
+               came.group_name, came.digest
+        FROM came LEFT JOIN ended USING (pgmq_id)
+        ORDER BY came.pgmq_id
+        ON CONFLICT (queue, pgmq_id, published_at) WHERE pgmq_id IS NOT NULL DO UPDATE
+        SET state = excluded.state, run_after = NULL, worker_id = excluded.worker_id,
+            lease_token = excluded.lease_token, deliveries = known.deliveries + 1,
+            first_claimed_at = coalesce(known.first_claimed_at, excluded.first_claimed_at),
+            last_claimed_at = excluded.last_claimed_at, finished_at = excluded.finished_at,
+            result = excluded.result, result_omitted = excluded.result_omitted,
+            pgmq_digest = excluded.pgmq_digest
+        RETURNING known.pgmq_id, known.id, known.is_cancelled
+    )
+    SELECT taken.pgmq_id, taken.id, coalesce(ended.is_equal, false),
+           coalesce(NOT ended.is_equal, false), coalesce(taken.is_cancelled, false)
+    FROM taken LEFT JOIN ended USING (pgmq_id);
+END
+$$;
+
+-- Cancels a message that the caller deletes from PGMQ. The rows of _gone are of messages that others have
+-- deleted.
+CREATE OR REPLACE FUNCTION cancel_in_pgmq(_id bigint, _gone bigint[]) RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    _message queue_messages;
+BEGIN
+    DELETE FROM queue_messages WHERE id = ANY (_gone);
+    UPDATE queue_messages SET state = 'cancelled', run_after = NULL, finished_at = clock_timestamp()
+    WHERE id = _id RETURNING * INTO STRICT _message;
+    IF _message.batch IS NOT NULL THEN
+        PERFORM count_ended(ARRAY[_id]);
+    END IF;
+END
+$$;
+
+-- Forgets old rows, as a claim does.
+CREATE OR REPLACE FUNCTION prune_pgmq(_queue text, _at_most integer) RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM prune(_queue, clock_timestamp(), _at_most);
+END
+$$;
+
 -- Plans by these indexes only, made once for each connection.
 DO $$
 DECLARE
@@ -973,7 +1159,8 @@ BEGIN
         WHERE pronamespace = 'message_router'::regnamespace
           AND proname IN (
               'publish', 'claim', 'finish', 'nack', 'extend', 'end_leases', 'depth',
-              'cancel', 'publish_tick'
+              'cancel', 'publish_tick', 'receive_from_pgmq', 'cancel_in_pgmq',
+              'prune_pgmq'
           )
     LOOP
         EXECUTE format(

@@ -16,7 +16,14 @@
 -- Functions must be volatile, and transactions "read committed": each statement after the lock has
 -- to see what was committed before the lock was granted.
 
-CREATE SCHEMA IF NOT EXISTS message_router;
+-- Whoever may not create schemas may have been given an empty one.
+DO $$
+BEGIN
+    IF to_regnamespace('message_router') IS NULL THEN
+        CREATE SCHEMA message_router;
+    END IF;
+END
+$$;
 SET LOCAL search_path = message_router;
 
 CREATE TABLE schema_versions (
@@ -78,7 +85,11 @@ CREATE TABLE queue_messages (
     batch            bigint,                        -- in queue_batches (CMD-4)
     result           bytea,                         -- JSON
     result_omitted   boolean,                       -- it was too long
-    body             bytea       NOT NULL           -- emptied when it is finished
+    body             bytea       NOT NULL,          -- emptied when it is finished
+    -- Of a message in a queue of PGMQ (CMD-7): the row has no body, and knows what PGMQ does not.
+    pgmq_id          bigint,                        -- its msg_id; its enqueued_at is published_at
+    pgmq_group       text,                          -- PGMQ keeps the order: group_id is NULL
+    pgmq_digest      bytea                          -- of what was handed out
 ) WITH (
     fillfactor = 80,
     autovacuum_vacuum_scale_factor = 0.02,
@@ -124,6 +135,9 @@ CREATE INDEX kept ON queue_messages (queue, finished_at) WHERE finished_at IS NO
 CREATE INDEX to_be_cancelled ON queue_messages (id) WHERE is_cancelled;
 
 CREATE INDEX by_message_id ON queue_messages (message_id, id);
+
+CREATE UNIQUE INDEX by_pgmq_id ON queue_messages (queue, pgmq_id, published_at)
+    WHERE pgmq_id IS NOT NULL;
 
 -- Groups to decide about (rule 2).
 CREATE TABLE queue_changes (
@@ -188,7 +202,7 @@ CREATE TABLE queue_ticks (
 
 
 -- Publishing. A plain INSERT is enough: triggers do the rest, as the owner of the tables, so that a
--- producer needs only the right to insert.
+-- producer needs only the right to insert. More of them are in functions.sql.
 
 -- What a message is known by: its explicit key, else its body and id.
 CREATE FUNCTION identity_of(_dedup_key text, _message_id text, _body bytea) RETURNS text
@@ -210,10 +224,6 @@ BEGIN
 END
 $$;
 
--- The members of a batch are new to it, whatever else was published: they have no identity.
-CREATE TRIGGER identify BEFORE INSERT ON queue_messages
-    FOR EACH ROW WHEN (NEW.identity IS NULL AND NEW.batch IS NULL) EXECUTE FUNCTION identify();
-
 CREATE FUNCTION complete_row() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
@@ -234,29 +244,5 @@ CREATE TRIGGER complete_row BEFORE INSERT ON queue_messages
     WHEN (NEW.not_before IS NOT NULL OR NEW.high_priority <> (NEW.priority = 9))
     EXECUTE FUNCTION complete_row();
 
-CREATE FUNCTION published() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = message_router, pg_temp
-AS $$
-BEGIN
-    INSERT INTO queue_changes (queue, group_key)
-    SELECT DISTINCT added.queue, added.group_key FROM added WHERE added.group_key IS NOT NULL;
-
-    INSERT INTO queue_audit (id, queue, state)
-    SELECT added.id, added.queue, added.state
-    FROM added LEFT JOIN queues USING (queue)
-    WHERE coalesce(queues.audit, 1) > 0;
-
-    -- Only if someone waits: each NOTIFY makes all commits of the server wait for each other.
-    PERFORM pg_notify('message_router', queues.queue)
-    FROM queues
-    WHERE queues.waiting AND queues.queue IN (SELECT added.queue FROM added);
-    RETURN NULL;
-END
-$$;
-
-CREATE TRIGGER published AFTER INSERT ON queue_messages
-    REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION published();
-
 INSERT INTO schema_versions (version, incarnation, revision)
-VALUES (6, left(replace(gen_random_uuid()::text, '-', ''), 16), 3);
+VALUES (6, left(replace(gen_random_uuid()::text, '-', ''), 16), 4);

@@ -1,6 +1,6 @@
 """A work queue in PostgreSQL beyond consuming and publishing (CMD-2 to CMD-10)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
 from router.brokers.postgres.database import PostgresDatabase
@@ -40,8 +40,9 @@ from router.ports import (
     no_reply,
 )
 
-_FIND: Final = """
-SELECT message.state, attempts, posts, message.pool, group_id,
+# What a record is made of, without its result.
+RECORD: Final = """
+       state, attempts, posts, pool, group_id,
        extract(epoch FROM published_at)::float8 AS published_at,
        extract(epoch FROM not_before)::float8 AS not_before, run_after IS NOT NULL AS is_delayed,
        extract(epoch FROM run_after)::float8 AS due_at,
@@ -50,16 +51,19 @@ SELECT message.state, attempts, posts, message.pool, group_id,
        )::float8 AS updated_at,
        extract(epoch FROM first_claimed_at)::float8 AS first_claimed_at,
        extract(epoch FROM finished_at)::float8 AS finished_at, worker_id, correlation_id,
-       batch_id, payload_size, last_error, result, result_omitted, error_code, http_status
+       batch_id, payload_size, last_error, error_code, http_status
+"""
+_FIND: Final = f"""
+SELECT {RECORD}, result, result_omitted
 FROM (
     SELECT * FROM message_router.queue_messages WHERE message_id = $2 AND queue = $1
     ORDER BY message_id, id DESC LIMIT 1
 ) AS message
 LEFT JOIN message_router.queue_batches AS batch ON batch.number = message.batch
-"""
+"""  # noqa: S608  columns
 # Of the newest $8 messages before that one, of all queues, those that fit. Each row says how far
 # the query has looked, if there is more to look at: not if all that it looked at is too old.
-_PAGE: Final = """
+_PAGE: Final = f"""
 WITH looked_at AS MATERIALIZED (
     SELECT id, queue, message_id, state, attempts, posts, pool, group_id, published_at, not_before,
            run_after, first_claimed_at, last_claimed_at, returned_at, finished_at, worker_id,
@@ -78,17 +82,7 @@ WITH looked_at AS MATERIALIZED (
       AND ($6::float8 IS NULL OR published_at >= to_timestamp($6))
     ORDER BY id DESC LIMIT $7
 )
-SELECT looked_to, id, message_id, state, attempts, posts, pool, group_id,
-       extract(epoch FROM published_at)::float8 AS published_at,
-       extract(epoch FROM not_before)::float8 AS not_before, run_after IS NOT NULL AS is_delayed,
-       extract(epoch FROM run_after)::float8 AS due_at,
-       extract(
-           epoch FROM greatest(published_at, last_claimed_at, returned_at, finished_at)
-       )::float8 AS updated_at,
-       extract(epoch FROM first_claimed_at)::float8 AS first_claimed_at,
-       extract(epoch FROM finished_at)::float8 AS finished_at, worker_id, correlation_id,
-       batch_id, payload_size, last_error, NULL AS result, false AS result_omitted, error_code,
-       http_status
+SELECT looked_to, id, message_id, {RECORD}, NULL AS result, false AS result_omitted
 FROM (
     SELECT CASE
         WHEN count(*) = $8 AND coalesce(max(published_at) >= to_timestamp($6), true) THEN min(id)
@@ -96,7 +90,7 @@ FROM (
     FROM looked_at
 ) AS looked LEFT JOIN fitting ON true
 ORDER BY id DESC
-"""
+"""  # noqa: S608  columns
 _CANCELLABLE: Final = f"""
 SELECT count(*) AS known,
        count(*) FILTER (WHERE finished_at IS NULL) AS unsettled,
@@ -124,12 +118,24 @@ _FORGET_TICK: Final = (
 _LAST_TICK: Final = "SELECT tick FROM message_router.queue_ticks WHERE queue = $1 AND schedule = $2"
 
 
+def _as_given(item: Publication) -> Publication:
+    return item
+
+
 class PostgresMessageStore:
     """The messages and batches of one queue."""
 
     def __init__(
-        self, database: PostgresDatabase, name: str, *, dedup_window: float, sinks: Sinks[str]
+        self,
+        database: PostgresDatabase,
+        name: str,
+        *,
+        dedup_window: float,
+        sinks: Sinks[str],
+        stored: Callable[[Publication], Publication] = _as_given,
     ) -> None:
+        """`stored`: how the queue has a publication."""
+        self._stored = stored
         self._database = database
         self._name = name
         self._dedup_window = dedup_window
@@ -184,7 +190,7 @@ class PostgresMessageStore:
     async def open_batch(
         self, batch_id: str, size: int | None, callback: Publication, items: Sequence[Publication]
     ) -> int:
-        message = callback.message
+        message, callback = callback.message, self._stored(callback)
         columns = (
             size,
             text(message.id),
@@ -205,7 +211,7 @@ class PostgresMessageStore:
         return batch_record(batch_id, rows[0]) if rows else None
 
     async def publish_tick(self, schedule: str, tick: int, item: Publication) -> bool:
-        columns = publication_columns([item])
+        columns = publication_columns([self._stored(item)])
         (row,) = await self._database.call(
             _PUBLISH_TICK, text(schedule), tick, self._dedup_window, [self._name], *columns
         )
@@ -224,7 +230,8 @@ class PostgresMessageStore:
         self, batch_id: str, callback: tuple[Any, ...], items: Sequence[Publication]
     ) -> int:
         members = {(text(item.message.id), digest_of(item.body)): item for item in items}
-        columns = publication_columns(list(members.values()))
+        stored = list(map(self._stored, members.values()))
+        columns = publication_columns(stored)
         (row,) = await self._database.call(
             _ADD_TO_BATCH,
             self._name,
@@ -233,7 +240,7 @@ class PostgresMessageStore:
             [message_id for message_id, _ in members],
             [digest for _, digest in members],
             *columns[2:6],
-            *extra_columns(list(members.values())),
+            *extra_columns(stored),
         )
         if row["problem"] is not None:
             raise batch_conflict(row["problem"], batch_id, row["size"], row["total"], row["added"])

@@ -54,7 +54,7 @@ def places(count: int) -> str:
     return ", ".join(f"${number}" for number in range(1, count + 1))
 
 
-_CONFIGURE: Final = "SELECT message_router.configure($1, $2, $3, $4)"
+CONFIGURE: Final = "SELECT message_router.configure($1, $2, $3, $4)"
 _PUBLISH: Final = f"SELECT message_router.publish({places(12)}) AS identity"
 _KEPT: Final = (
     "SELECT identity, message_id FROM message_router.queue_messages"
@@ -204,7 +204,7 @@ class PostgresQueue:
         """Set how many seconds finished messages and audit rows stay, for all who consume it."""
         keep = max(keep, self._dedup_window)
         results = max(keep, self._result_retention)
-        await self._database.call(_CONFIGURE, self._name, keep, audit, results)
+        await self._database.call(CONFIGURE, self._name, keep, audit, results)
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[Receipt]:
         """Answer when the database has committed them."""
@@ -314,16 +314,13 @@ class PostgresQueue:
 
     async def nack(self, items: Sequence[Nack]) -> Sequence[Unsettled]:
         leases = [cast("Lease", item.handle) for item in items]
-        failures = [stored_failure(item.failure) for item in items]
         rows = await self._database.call(
             _NACK,
             *_columns(leases),
             [item.delay for item in items],
             [item.tally.failures for item in items],
             [item.tally.requests for item in items],
-            ["" if one is None else text(one.message) for one in failures],
-            [None if one is None else text(one.code) for one in failures],
-            [None if one is None else one.http_status for one in failures],
+            *failure_columns(items),
         )
         if len(rows) < len(items):
             self._signal.ring()
@@ -362,17 +359,18 @@ class PostgresQueue:
         for name in set(cast("Sequence[str]", outgoing[1])):
             self._database.signal(name).ring()
         if self._results is not None and self._results.is_due(items):
-            await self._limit_results(self._results)
+            await limit_results(self._database, self._results)
         return stale(leases, [row["position"] for row in rows])
 
-    async def _limit_results(self, limit: ResultLimit) -> None:
-        """Drop the oldest results if all of them take too much."""
-        (total,) = await self._database.call(_RESULT_BYTES)
-        excess, after = limit.excess(total["size"]), 0
-        while excess > 0:
-            (dropped,) = await self._database.call(_DROP_RESULTS, after, FREED_AT_ONCE, excess)
-            excess = excess - dropped["size"] if dropped["size"] else 0
-            after = dropped["last"]
+
+async def limit_results(database: PostgresDatabase, limit: ResultLimit) -> None:
+    """Drop the oldest results of a database if all of them take too much."""
+    (total,) = await database.call(_RESULT_BYTES)
+    excess, after = limit.excess(total["size"]), 0
+    while excess > 0:
+        (dropped,) = await database.call(_DROP_RESULTS, after, FREED_AT_ONCE, excess)
+        excess = excess - dropped["size"] if dropped["size"] else 0
+        after = dropped["last"]
 
 
 def _columns(leases: Sequence[Lease]) -> tuple[Sequence[int], Sequence[int]]:
@@ -444,6 +442,16 @@ def ending_columns(items: Sequence[Finish]) -> tuple[Any, ...]:
         [None if one is None else one.http_status for one in failures],
         [None if item.tally is None else item.tally.failures for item in items],
         [None if item.tally is None else item.tally.requests for item in items],
+    )
+
+
+def failure_columns(items: Sequence[Nack]) -> tuple[Any, Any, Any]:
+    """Return errors, their codes and HTTP statuses of failed attempts."""
+    failures = [stored_failure(item.failure) for item in items]
+    return (
+        ["" if one is None else text(one.message) for one in failures],
+        [None if one is None else text(one.code) for one in failures],
+        [None if one is None else one.http_status for one in failures],
     )
 
 

@@ -76,9 +76,10 @@ class PostgresServer(ServerProcess):
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    def install_pgmq(self) -> None:
+    def install_pgmq(self, database: str = DATABASE) -> None:
         """PGMQ as its Python package ships it: SQL that needs no extension."""
-        self.sql(files("pgmq").joinpath("sql/pgmq.sql").read_text())
+        script = files("pgmq").joinpath("sql/pgmq.sql").read_text()
+        self.sql(f"\\connect {database}\n{script}")
 
     def add_pgmq_queue(self, name: str) -> None:
         self.sql("SELECT pgmq.create(:'name')", {"name": name})

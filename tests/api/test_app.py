@@ -5,6 +5,7 @@ import pytest
 
 from router.core.config import QueueConfig
 from router.core.config_plan import Plan
+from router.engine.dead_letters import REPLAYED_BEFORE
 from tests.support.api import assert_problem
 from tests.support.pace import longest_turn, slowdown
 
@@ -128,3 +129,10 @@ async def test_the_example_of_a_reload_is_what_a_reload_answers(api: httpx.Async
     described = (await api.get("/openapi.json")).json()["components"]["schemas"]
 
     assert described["Reloaded"]["example"] == {"changes": plan.lines(), **plan.as_json()}
+
+
+async def test_the_example_of_a_replay_is_what_a_replay_answers(api: httpx.AsyncClient) -> None:
+    described = (await api.get("/openapi.json")).json()["components"]["schemas"]
+    example = described["ReplayedMany"]["example"]
+
+    assert example["reasons"] == {REPLAYED_BEFORE: example["skipped"]}

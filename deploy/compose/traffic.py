@@ -49,12 +49,12 @@ def make_messages(target: str) -> Iterator[dict[str, str]]:
         }
 
 
-def send_for_ever(router: TrafficClient, target: str, rate: int) -> None:
-    """One batch for each queue a second."""
+def send_for_ever(router: TrafficClient, target: str, rate: int, queues: Sequence[str]) -> None:
+    """One batch a second for each queue: for these, or for all that the router consumes."""
     messages = make_messages(target)
     while True:
         try:
-            for queue in router.queues():
+            for queue in queues or router.queues():
                 router.publish(queue, list(itertools.islice(messages, rate)))
         except (OSError, HTTPException) as error:
             print(f"not sent: {error}", flush=True)
@@ -66,9 +66,11 @@ def main() -> None:
     options.add_argument("--router", required=True, metavar="URL")
     options.add_argument("--target", required=True, metavar="URL")
     options.add_argument("--rate", type=int, default=5, help="messages a second for each queue")
+    options.add_argument("--queues", default="", metavar="NAME,NAME", help="default: all")
     given = options.parse_args()
+    queues = [name for name in given.queues.split(",") if name]
     login = f"{os.environ['AUTH_BASIC_USERNAME']}:{os.environ['AUTH_BASIC_PASSWORD']}"
-    send_for_ever(TrafficClient(given.router, login), given.target, given.rate)
+    send_for_ever(TrafficClient(given.router, login), given.target, given.rate, queues)
 
 
 if __name__ == "__main__":

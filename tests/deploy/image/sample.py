@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.deploy.image.compose import Service, command, mounted_files, read_services
+from tests.deploy.image.compose import (
+    Service,
+    command,
+    mounted_files,
+    published_ports,
+    read_services,
+)
 from tests.deploy.image.dockerfile import ROOT
 from tests.deploy.image.image import Image
 from tests.support.servers import nats, sqs
@@ -24,7 +30,7 @@ from tests.support.servers.rabbitmq import RabbitServer, rabbit_server
 from tests.support.servers.sqs import SqsServer
 
 PASSWORD: Final = "sample"
-OUR_PORTS: Final = ("8000", "8080", "9000")
+OUR_PORTS: Final = ("8000", "8080", "8081", "8082", "8083", "9000")  # on the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,11 @@ class RunningSample:
         service = self._services[name]
         said = service.get("environment", {}).items()
         settings = {key: self._here(value) for key, value in said}
-        own = {"MESSAGE_ROUTER_PORT": self._ports["8080"]} if name == "router" else {}
+        own: dict[str, str] = {}
+        if name.startswith("router"):  # in containers, each has a state directory of its own
+            (port,) = (each.rpartition(":")[2] for each in published_ports(service))
+            own["MESSAGE_ROUTER_PORT"] = self._ports[port]
+            own["MESSAGE_ROUTER_STATE_DIR"] = str(self._image.state / name)
         with self._image.started({**settings, **own}, self._command(service)) as process:
             yield process
 
@@ -123,6 +133,8 @@ class RunningSample:
 
     def _here(self, text: str) -> str:
         """With the addresses of this machine for those of the containers."""
+        if text == "postgres":
+            return "127.0.0.1"
         return _with(self._addresses(), text)
 
     def _addresses(self) -> Mapping[str, str]:
@@ -133,9 +145,10 @@ class RunningSample:
             "activemq:61613": brokers.activemq.address,
             "nats:4222": brokers.nats.address,
             "5432": str(brokers.postgres.port),
-            "postgres": "127.0.0.1",
+            "//postgres/": f"//127.0.0.1:{brokers.postgres.port}/",
             "config:8000": f"127.0.0.1:{self._ports['8000']}",
             "router:8080": f"127.0.0.1:{self._ports['8080']}",
+            "router-1:8080": f"127.0.0.1:{self._ports['8081']}",
             "target:9000": f"127.0.0.1:{self._ports['9000']}",
         }
 

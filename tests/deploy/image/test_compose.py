@@ -26,7 +26,10 @@ from tests.deploy.image.dockerfile import DOCKERFILE, ROOT, read_dockerfile
 from tests.deploy.image.settings import is_setting
 
 DOCUMENT = ROOT / "deploy/compose/config/routing.json"
+SCALED = ROOT / "deploy/compose/config/scaled.json"
 SERVICES = read_services()
+ROUTERS = [SERVICES[name] for name in ("router", "router-1", "router-2", "router-3")]
+THREE = ROUTERS[1:]
 EACH = pytest.mark.parametrize(
     "service", [pytest.param(SERVICES[name], id=name) for name in SERVICES]
 )
@@ -71,7 +74,7 @@ def test_each_service_gets_only_the_rights_it_needs(service: Service) -> None:
 def test_every_service_that_others_wait_for_has_a_health_check(service: Service) -> None:
     check = service["healthcheck"]
 
-    assert "test" in check or service is SERVICES["router"] or check == {"disable": True}
+    assert "test" in check or service in ROUTERS or check == {"disable": True}
 
 
 @pytest.mark.rule("CFG-1")
@@ -102,7 +105,7 @@ def test_ports_do_not_collide_and_are_open_to_this_machine_only() -> None:
 
 @pytest.mark.rule("CFG-1")
 def test_every_variable_of_the_router_is_a_setting() -> None:
-    assert all(map(is_setting, SERVICES["router"]["environment"]))
+    assert all(is_setting(name) for router in ROUTERS for name in router["environment"])
 
 
 @pytest.mark.rule("CFG-1")
@@ -120,8 +123,32 @@ def test_every_host_that_is_named_is_a_service(service: Service) -> None:
 
 @pytest.mark.rule("CFG-1")
 def test_the_image_is_given_longer_to_stop_than_the_router_takes() -> None:
-    assert SERVICES["router"]["stop_grace_period"] == "40s"
-    assert "MESSAGE_ROUTER_SHUTDOWN_TIMEOUT" not in SERVICES["router"]["environment"]
+    for router in ROUTERS:
+        assert router["stop_grace_period"] == "40s"
+        assert "MESSAGE_ROUTER_SHUTDOWN_TIMEOUT" not in router["environment"]
+
+
+@pytest.mark.rule("CFG-10")
+def test_three_routers_run_only_when_asked_for_and_share_what_they_must() -> None:
+    profiles = {name: each.get("profiles") for name, each in SERVICES.items()}
+    scaled = {name for name, given in profiles.items() if given is not None}
+    apart = ("STANDBY_INSTANCE_ID",)
+    shared = [
+        {key: value for key, value in each["environment"].items() if key not in apart}
+        for each in THREE
+    ]
+
+    assert scaled == {"router-1", "router-2", "router-3", "traffic-scaled"}
+    assert all(profiles[name] in (None, ["scaled"]) for name in profiles)
+    assert shared[0] == shared[1] == shared[2]
+    assert len({each["environment"]["STANDBY_INSTANCE_ID"] for each in THREE}) == 3
+    assert len(set().union(*map(volumes, THREE))) == 3
+    for name in (
+        "STANDBY_LOCK_URL",
+        "MESSAGE_ROUTER_ORDER_STORE",
+        "MESSAGE_ROUTER_DEAD_LETTER_URL",
+    ):
+        assert shared[0][name].startswith("postgresql://")
 
 
 @pytest.mark.rule("CFG-1")
@@ -145,9 +172,21 @@ def test_the_sample_configuration_is_good_and_uses_every_kind_of_queue() -> None
     assert schemes == {"sqs", "activemq", "nats", "amqp", "postgresql", "sqlite"}
 
 
+@pytest.mark.rule("PART-1")
+def test_the_configuration_of_three_routers_is_good_and_has_partitions() -> None:
+    env = {**os.environ, **THREE[0]["environment"], "MESSAGE_ROUTER_PORT": "1"}
+
+    checked = run_command(["config", "check", str(SCALED)], env)
+
+    assert checked.code == 0, checked.out + checked.err
+    started = re.findall(r"queue (\S+): start", checked.out)
+    assert started == [*(f"orders-{number}" for number in range(16)), "tasks"]
+
+
 @pytest.mark.rule("CFG-1")
-def test_the_sample_configuration_holds_no_host_and_no_password() -> None:
-    for queue in json.loads(DOCUMENT.read_text())["queues"]:
+@pytest.mark.parametrize("document", [DOCUMENT, SCALED])
+def test_the_sample_configuration_holds_no_host_and_no_password(document: Path) -> None:
+    for queue in json.loads(document.read_text())["queues"]:
         assert "@" not in queue["queueUri"]
 
 

@@ -11,6 +11,7 @@ from contextlib import (
     AbstractAsyncContextManager,
     ExitStack,
     asynccontextmanager,
+    closing,
     contextmanager,
     nullcontext,
 )
@@ -90,11 +91,12 @@ async def _sqlite(
         executor = executor or stack.enter_context(
             ThreadPoolExecutor(1, thread_name_prefix="dead-letters")
         )
-        connection = await run(executor, _connect, path)
-        try:
+        opened = ExitStack()
+        try:  # an opening that is cancelled goes on in its thread, and is closed there
+            connection = await run(executor, lambda: opened.enter_context(closing(_connect(path))))
             yield SqliteLetters(connection, path, executor, max_bytes)
         finally:
-            await run(executor, connection.close)
+            await asyncio.shield(run(executor, opened.close))
 
 
 def _postgres(url: str, max_bytes: int) -> AbstractAsyncContextManager["LetterTable"]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import MutableMapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ async def test_a_worker_handles_what_is_there_and_what_comes(site: Site) -> None
 
     assert not worker.is_running
     assert sorted(handled) == [("a", 1), ("b", 1), ("bad", 1), ("slow", 1), ("slow", 2)]
-    with sqlite3.connect(site.folder / "letters.db") as letters:
+    with closing(sqlite3.connect(site.folder / "letters.db")) as letters:
         assert letters.execute("SELECT message_id, reason FROM dead_letters").fetchall() == [
             ("bad", "PERMANENT")
         ]

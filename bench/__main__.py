@@ -20,6 +20,7 @@ from bench import (
     report,
     scrape,
     sender,
+    targets,
     tasks,
     throughput,
 )
@@ -60,6 +61,7 @@ PARTS: Final[Mapping[str, Callable[[argparse.Namespace], ReportTable]]] = {
     "instrumentation": lambda given: instrumentation.measure(given.messages, given.rounds),
     "scrape": lambda _: scrape.measure(),
     "sender": lambda given: sender.measure(given.messages, given.rounds),
+    "targets": lambda given: targets.measure(given.messages, given.rounds),
     "adapters": lambda given: adapters.measure(given.brokers, ADAPTER_MESSAGES, given.rounds),
     "commands": lambda given: commands.measure(given.brokers, given.messages, given.rounds),
     "process": lambda given: process.measure(given.rounds),
@@ -70,7 +72,7 @@ PARTS: Final[Mapping[str, Callable[[argparse.Namespace], ReportTable]]] = {
     "curves": lambda given: curves.measure(given.curve_rounds, given.backlog),
 }
 LONG: Final = frozenset(
-    {"adapters", "commands", "curves", "instrumentation", "processes", "scrape"}
+    {"adapters", "commands", "curves", "instrumentation", "processes", "scrape", "targets"}
 )
 BY_DEFAULT: Final = tuple(name for name in PARTS if name not in LONG)
 

@@ -40,7 +40,8 @@ http {{
 }}
 """
 _TLS: Final = (
-    "listen 127.0.0.1:{port} ssl http2; ssl_certificate {cert}; ssl_certificate_key {key};"
+    "listen 127.0.0.1:{port} ssl http2; ssl_certificate {cert}; ssl_certificate_key {key}; "
+    "ssl_client_certificate {cert}; ssl_verify_client optional;"
 )
 
 

@@ -4,7 +4,7 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import lru_cache
 from http import HTTPStatus
@@ -34,6 +34,7 @@ from router.outbound.credentials import Auth, CredentialStore, LiveCredential, U
 log = logging.getLogger(__name__)
 
 _DEFAULTS: Final = CurlOptions()
+_UNAUTHORIZED: Final = HTTPStatus.UNAUTHORIZED.value
 MIN_TIMEOUT_SECONDS: Final = 1.0  # of a request that is repeated with a new token
 # Headers whose values a trial shows: what they begin with.
 _SHOWN_HEADERS: Final = (
@@ -111,7 +112,7 @@ class _Recorder:
         own = Channel(method=like.method, http_version=like.http_version, tls=like.tls)
         try:
             answer = await self._curl.post(url, [*headers, TEST_HEADER], body, timeout, own)
-            shown = tuple(map(_without_secret, [*headers, TEST_HEADER]))
+            shown = tuple(map(_without_secret, _sent([*headers, TEST_HEADER])))
             timings = own.timings()
             self.sent.append(SentRequest(own.method, shown, len(body), timings))
             return answer
@@ -119,9 +120,16 @@ class _Recorder:
             self._curl.retire(own)
 
 
-def _without_secret(line: str | bytes) -> str:
+def _sent(lines: Iterable[str | bytes]) -> Iterator[str]:
+    """Yield the headers that libcurl does not leave out: those with a value."""
+    for line in lines:
+        text = line.decode() if isinstance(line, bytes) else line
+        if not text.endswith(":"):
+            yield text
+
+
+def _without_secret(text: str) -> str:
     """Return a header as people may see it: values that say nothing, or *** instead."""
-    text = line.decode() if isinstance(line, bytes) else line
     name, _, value = text.partition(":")
     is_harmless = name.lower().startswith(_SHOWN_HEADERS)
     return f"{name}: {value.strip() if is_harmless else MASK}"
@@ -190,11 +198,8 @@ class HttpSender:
             place = self._destination(message.target)
             if place.refusal is not None:
                 return place.refusal
-            raw = message if isinstance(message, RawMessage) else None
-            body = _body_of(message, place.entry) if raw is None else raw.body
+            body = _body_of(message, place.entry)
             headers = self._headers(message, attempt, body, span, place)
-            if raw is not None:
-                headers[:2] = (f"Content-Type: {raw.content_type}", b"Accept: */*")
             headers.append(f"X-Message-Request: {request}")
             if message.correlation_id:
                 headers.append(f"X-Correlation-Id: {header_text(message.correlation_id)}")
@@ -204,9 +209,12 @@ class HttpSender:
                 headers += _origin_headers(message.origin)
             if message.headers is not None:
                 headers += _lines_of(message.headers, place.header_names)
-            if place.entry is None:
-                return await self._curl.post(place.url, headers, body, timeout)
-            return await self._send_by(place.entry, place, message, headers, body, timeout)
+            if place.entry is not None:
+                _add_lines(headers, place, place.entry, message, body)
+            if place.credential is not None:
+                outgoing = _Request(message.id, headers, body, timeout)
+                return await self._send_with(place.credential, place, outgoing)
+            return await self._curl.post(place.url, headers, body, timeout, place.channel)
         except ValueError as error:
             return NoReply(Cause.BAD_REQUEST, str(error))
         except Exception as error:
@@ -214,42 +222,31 @@ class HttpSender:
             log.exception("sending %s failed unexpectedly", message.id)
             return NoReply(Cause.UNFORESEEN, repr(error))
 
-    async def _send_by(  # noqa: PLR0917  a part of `send`
-        self,
-        entry: TargetConfig,
-        place: Destination,
-        message: Message,
-        headers: list[str | bytes],
-        body: bytes,
-        timeout: float,
-    ) -> Answer:
-        """Send as an entry of `targets` says."""
-        headers += place.lines
-        if entry.format is not BodyFormat.MESSAGE:
-            headers += _event_headers(message, entry)
-            if not body and not message.is_raw:
-                headers[0] = b"Content-Type:"  # libcurl leaves it out
-        if place.credential is None:
-            return await self._curl.post(place.url, headers, body, timeout, place.channel)
-        outgoing = _Request(message.id, headers, body, timeout)
-        return await self._send_with(place.credential, place, outgoing)
-
     async def _send_with(
         self, credential: LiveCredential, place: Destination, request: "_Request"
     ) -> Answer:
         """Send with credentials of our own. A 401 is then our fault, not the message's (TGT-5)."""
-        store, began = self._credentials, self._wall()
+        store, began, own = self._credentials, self._wall(), len(request.headers)
         assert store is not None  # noqa: S101  for the type checker: the credential is from there
         try:
             auth = credential.auth or await credential.prepare()
-        except Unusable as error:
-            return NoReply(Cause.NO_CREDENTIALS, str(error))
-        answer = await self._send_once(credential, auth, place, request)
-        if _is_unauthorized(answer):
+            channel = self._add_auth(request, credential, auth, place)
+            answer = await self._curl.post(
+                place.url, request.headers, request.body, request.timeout, channel
+            )
+            if not _is_unauthorized(answer):
+                credential.is_refused = False
+                return answer
             newer = await store.renew(credential, auth)
             if newer is not None:
-                request.timeout = max(request.timeout - (self._wall() - began), MIN_TIMEOUT_SECONDS)
-                answer = await self._send_once(credential, newer, place, request)
+                left = max(request.timeout - (self._wall() - began), MIN_TIMEOUT_SECONDS)
+                del request.headers[own:]
+                channel = self._add_auth(request, credential, newer, place)
+                answer = await self._curl.post(
+                    place.url, request.headers, request.body, left, channel
+                )
+        except Unusable as error:
+            return NoReply(Cause.NO_CREDENTIALS, str(error))
         credential.is_refused = _is_unauthorized(answer)
         if not credential.is_refused:
             return answer
@@ -257,24 +254,26 @@ class HttpSender:
         text = f"credentials {credential.name}: {origin} answers HTTP 401 to them"
         return NoReply(Cause.NO_CREDENTIALS, text)
 
-    async def _send_once(
-        self, credential: LiveCredential, auth: Auth, place: Destination, request: "_Request"
-    ) -> Answer:
+    def _add_auth(
+        self, request: "_Request", credential: LiveCredential, auth: Auth, place: Destination
+    ) -> Channel | None:
+        """Add what the target asks for. Return how it is sent. Raises Unusable."""
         credential.uses += 1
-        channel = place.channel
-        if auth.tls is not (None if channel is None else channel.tls):
-            channel = place.channel = self._channel_of(place.entry, auth.tls)
-        headers, now = [*request.headers, *auth.lines], self._wall()
+        headers = request.headers
+        headers += auth.lines
         if auth.keys:
+            now = self._wall()
             keys = [key for key, until in auth.keys if now < until]
             if not keys:
-                text = f"credentials {credential.name}: none of its keys is still valid"
-                return NoReply(Cause.NO_CREDENTIALS, text)
+                raise Unusable(f"credentials {credential.name}: none of its keys is still valid")
             shown_id = header_text(request.message_id)
             headers += webhook_headers(keys, shown_id, request.body, int(now))
         if auth.aws is not None:
-            headers += _aws_headers(credential, place, request.body, auth.aws, now)
-        return await self._curl.post(place.url, headers, request.body, request.timeout, channel)
+            headers += _aws_headers(credential, place, request.body, auth.aws, self._wall())
+        channel = place.channel
+        if auth.tls is not (None if channel is None else channel.tls):
+            channel = place.channel = self._channel_of(place.entry, auth.tls)
+        return channel
 
     async def _post(
         self, url: str, headers: Headers, body: bytes, timeout: float, tls: Tls | None
@@ -368,6 +367,8 @@ class HttpSender:
             f"X-Message-Id: {message_id}",
             f"X-Message-Attempt: {attempt}",
         ]
+        if isinstance(message, RawMessage):
+            lines[:2] = (f"Content-Type: {message.content_type}", b"Accept: */*")
         if message.token:
             if place.takes_token:
                 lines.append(f"Authorization: Bearer {message.token}")
@@ -389,7 +390,24 @@ class HttpSender:
             log.warning("`authToken` of messages is ignored: the target has credentials %s", name)
 
 
+def _add_lines(
+    headers: list[str | bytes],
+    place: Destination,
+    entry: TargetConfig,
+    message: Message,
+    body: bytes,
+) -> None:
+    """Add what an entry of `targets` says."""
+    headers += place.lines
+    if entry.format is not BodyFormat.MESSAGE:
+        headers += _event_headers(message, entry)
+        if not body and not message.is_raw:
+            headers[0] = b"Content-Type:"  # libcurl leaves it out
+
+
 def _body_of(message: Message, entry: TargetConfig | None) -> bytes:
+    if isinstance(message, RawMessage):
+        return message.body
     if entry is not None and entry.format is not BodyFormat.MESSAGE:
         return bytes(message.payload) if message.has_payload else b""
     if message.payload and message.has_payload:
@@ -398,7 +416,7 @@ def _body_of(message: Message, entry: TargetConfig | None) -> bytes:
 
 
 def _is_unauthorized(answer: Answer) -> bool:
-    return not isinstance(answer, NoReply) and answer.status == HTTPStatus.UNAUTHORIZED
+    return not isinstance(answer, NoReply) and answer.status == _UNAUTHORIZED
 
 
 def _names(entry: TargetConfig, credential: LiveCredential | None) -> frozenset[str]:

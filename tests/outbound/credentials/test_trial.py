@@ -52,6 +52,18 @@ async def test_a_trial_is_made_as_for_a_message_and_shows_no_secret(tmp_path: Pa
     assert SECRET not in str(found)
 
 
+@pytest.mark.rule("TGT-8", "TGT-10")
+async def test_a_trial_shows_no_header_that_was_not_sent(tmp_path: Path) -> None:
+    async with listening() as target, sending(tmp_path) as place:
+        place.use({"name": "t", "match": target.url, "format": "payload"})
+        found = await place.sender.trial(Message(id="test-1", target=target.url), 5.0)
+
+    [request], [sent] = target.requests, found.requests
+    assert "content-type" not in request.headers
+    assert not [each for each in sent.headers if each.startswith("Content-Type")]
+    assert "Accept: application/json" in sent.headers
+
+
 @pytest.mark.rule("TGT-10")
 @pytest.mark.parametrize(
     ("status", "verdict", "cause"),

@@ -28,7 +28,7 @@ from router.cli.kit import (
     settings_here,
     show_json,
 )
-from router.core.config import EMBEDDED_QUEUE, QueueConfig
+from router.core.config import EMBEDDED_QUEUE, PARTITION, QueueConfig
 from router.core.message import MAX_MESSAGE_BYTES, NOT_JSON, Malformed, Message, parse
 from router.core.target import Target, TargetPolicy
 from router.core.timestamps import Tsids
@@ -161,6 +161,8 @@ def open_sink(queue: str | None, uri: str | None, *, allow_unknown: bool = False
         with connect() as router:
             yield partial(_send_to_router, router, publishing_query(queue, allow_unknown))
         return
+    if PARTITION in uri:
+        raise click.UsageError(f"--uri has {PARTITION}: give the URI of one partition")
     settings = settings_here()
     chosen = QueueConfig(name=EMBEDDED_QUEUE, uri=uri, broker=installed().broker_of(uri))
     try:

@@ -127,6 +127,7 @@ def test_messages_are_made_on_the_spot(run: Run, fake: FakeRouter) -> None:
     "words",
     [
         ["--queue", "q", "--uri", "memory://q"],
+        ["-", "--uri", "amqp://host/?queue=q.{partition}"],
         ["--target", "not a url"],
         ["--target", "http://t/", "--count", "0"],
         ["no-such-file.ndjson"],

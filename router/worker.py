@@ -75,8 +75,10 @@ from router.engine.breaker import Breakers
 from router.engine.chores import Chores
 from router.engine.delivery import TaskMediator
 from router.engine.periodic import LoopLag
+from router.engine.publishing import WrongQueue
 from router.engine.queue_manager import QueueManager, shut_down
-from router.engine.state import StateReader
+from router.engine.state import MessageLookup, StateReader
+from router.engine.stores import MessageStates, QueueStores
 from router.outbound.handlers import (
     Command,
     Context,
@@ -88,18 +90,21 @@ from router.outbound.handlers import (
     Permanent,
     Transient,
 )
+from router.ports import Conflict, Unknown
 from router.setting_values import dead_letter_url
 from router.settings import Settings
 from router.wiring import open_brokers, open_engine, open_letters, order_store
 
 __all__ = [
     "Command",
+    "Conflict",
     "Context",
     "Counts",
     "Next",
     "Permanent",
     "RetryPolicy",
     "Transient",
+    "Unknown",
     "Worker",
 ]
 
@@ -218,6 +223,7 @@ class Worker:
         self._stopping = asyncio.Event()
         self._grace = 0.0  # seconds for what is in flight, once it stops
         self._manager: QueueManager | None = None
+        self._states: MessageStates | None = None
 
     def handler(self, command_type: str) -> Callable[[H], H]:
         """Register a handler for a type of commands."""
@@ -340,6 +346,20 @@ class Worker:
             self._manager.abort()
         await self.stop(timeout=0.0)
 
+    async def cancel(self, message_id: str) -> bool:
+        """End a message of the queue, also one that is being handled, by whichever worker.
+
+        An async handler is cancelled. A plain function cannot be stopped, so its message ends when
+        that returns. Return False if it is yet to end. Raises Unknown, or Conflict if it has ended,
+        or its queue cannot cancel: SQLite and PostgreSQL can.
+        """
+        if self._states is None:
+            raise RuntimeError("the worker is not running")
+        try:
+            return await self._states.cancel(message_id, None, running=True)
+        except WrongQueue as error:
+            raise Conflict(str(error)) from None
+
     async def _run(self, ready: asyncio.Future[None]) -> None:
         settings, alerts, breakers = self._settings, self._alerts, Breakers(lambda _: None)
         lag = LoopLag()
@@ -362,6 +382,9 @@ class Worker:
             self._reader = reader = StateReader(
                 manager, breakers, manager.deps.letters, self._book, lag=lag, wall=time.time
             )
+            stores = QueueStores(brokers, lambda: self._config)
+            lookup = MessageLookup(manager, breakers, store, time.time)
+            self._states = MessageStates(stores, lookup, manager.deps.publishing)
             try:
                 await manager.apply(self._config)
                 tasks = manager.deps.tasks
@@ -376,7 +399,7 @@ class Worker:
                 await shut_down(manager, self._grace)
             finally:
                 reader.initialized = False
-                self._manager = None
+                self._manager = self._states = None
                 self._tasks.close()
 
     def _state(self) -> RouterState:

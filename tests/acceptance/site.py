@@ -126,19 +126,22 @@ class Site:
 
     def in_flight(self) -> set[str]:
         """The ids of the messages that are handed out, by the queue file itself."""
-        return self._read("SELECT message_id FROM queue_messages WHERE state = 'in-flight'")
+        return self.read("SELECT message_id FROM queue_messages WHERE state = 'in-flight'")
 
     def unsettled(self) -> set[str]:
-        return self._read("SELECT message_id FROM queue_messages WHERE finished_at IS NULL")
+        return self.read("SELECT message_id FROM queue_messages WHERE finished_at IS NULL")
+
+    def ended_as(self, state: str) -> set[str]:
+        return self.read("SELECT message_id FROM queue_messages WHERE state = ?", state)
 
     def workers(self) -> set[str]:
         """Who has been handed messages."""
-        return self._read("SELECT DISTINCT worker_id FROM queue_audit WHERE state = 'in-flight'")
+        return self.read("SELECT DISTINCT worker_id FROM queue_audit WHERE state = 'in-flight'")
 
     def most_hand_overs(self) -> int:
         """How often the queue has handed out the message that it handed out most often."""
-        return max(map(int, self._read("SELECT deliveries FROM queue_messages")))
+        return max(map(int, self.read("SELECT deliveries FROM queue_messages")))
 
-    def _read(self, query: str) -> set[str]:
+    def read(self, query: str, *given: str) -> set[str]:
         with closing(sqlite3.connect(f"{self.queue_file.as_uri()}?mode=ro", uri=True)) as db:
-            return {row[0] for row in db.execute(query)}
+            return {row[0] for row in db.execute(query, given)}

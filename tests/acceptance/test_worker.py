@@ -17,7 +17,15 @@ import pytest
 from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig, RetryPolicy
 from router.ports import StoreError
-from router.worker import Command, Context, Permanent, Transient, Worker
+from router.worker import (
+    Command,
+    Conflict,
+    Context,
+    Permanent,
+    Transient,
+    Unknown,
+    Worker,
+)
 from tests.acceptance.process import ROOT, eventually, run_command
 from tests.acceptance.site import Site
 
@@ -307,3 +315,52 @@ async def test_a_domain_names_the_queue_of_its_commands(site: Site) -> None:
     assert queue.uri.endswith("/bus.db?queue=payments__commands")
     named = Worker(f"sqlite:///{site.folder}/bus.db?queue=own", domain="x", dead_letters="none")
     assert named._config.queues[0].uri.endswith("?queue=own")
+
+
+@pytest.mark.rule("CMD-9", "CMD-13")
+async def test_what_a_worker_handles_is_cancelled_by_any_worker_of_the_queue(site: Site) -> None:
+    ended: list[str] = []
+    let_go = threading.Event()
+    one, other = worker_on(site, visibility_timeout=3), worker_on(site, visibility_timeout=3)
+
+    async def wait(command: Command, _context: Context) -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            ended.append(command.id)
+
+    def block(command: Command, _context: Context) -> object:
+        let_go.wait(60)
+        ended.append(command.id)
+        return {"too": "late"}
+
+    for each in (one, other):
+        each.handler("waits")(wait)
+        each.handler("blocks")(block)
+    with pytest.raises(RuntimeError, match="not running"):
+        await one.cancel("a")
+    group = {"messageGroupId": "g"}
+    await site.fill(
+        "orders",
+        [command("a", "waits"), command("b", "waits"), command("c", "blocks", **group)],
+    )
+    await site.fill("orders", [command("d", "blocks", **group)])
+    await one.start()
+    await eventually(lambda: one.in_flight_count == 3)
+    await other.start()
+
+    assert await one.cancel("a") is True
+    await other.cancel("b")
+    assert await one.cancel("c") is False
+    await eventually(lambda: ended == ["a", "b"])
+    assert site.in_flight() >= {"c"}  # its thread cannot be stopped
+    let_go.set()
+    await eventually(lambda: site.unsettled() == set())
+
+    assert ended == ["a", "b", "c", "d"]
+    assert site.ended_as("cancelled") == {"a", "b", "c"}
+    with pytest.raises(Conflict, match="it has ended"):
+        await one.cancel("d")
+    with pytest.raises(Unknown):
+        await one.cancel("nobody")
+    await asyncio.gather(one.stop(timeout=5), other.stop(timeout=5))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from router.brokers import BrokerRegistry
-from router.core.config import QueueConfig, RetryPolicy, TargetConfig
+from router.core.config import OnFailure, Ordering, QueueConfig, RetryPolicy, TargetConfig
 from router.core.explain import Situation
 from router.core.history import Fate
 from router.core.outcome import Answer, Reply
@@ -18,12 +18,15 @@ from router.engine.state import MessageLookup
 from router.engine.stores import END_SECONDS, MessageStates, QueueStores
 from router.outbound.handlers import Command, Context, HandlerTasks
 from router.ports import Conflict, MessageStatus, StillRunning, Task, TaskRunner, Unknown
-from tests.support.fakes import FakeSender
+from tests.support.fakes import REFUSED, FakeSender
 from tests.support.rig import QUEUE, WALL_AT_START, Rig, body, ended, grouped, pool, running
 
 pytestmark = pytest.mark.anyio
 
 REPLIES = QueueConfig(name="replies", uri="memory://replies")
+STRICT = QueueConfig(
+    name="q", uri="memory://q?groups=free", ordering=Ordering.STRICT, on_failure=OnFailure.BLOCK
+)
 CANCELLED = MessageStatus.CANCELLED
 
 
@@ -52,12 +55,18 @@ async def office(
     handles: TaskRunner | None = None,
     concurrency: int = 10,
     retry: RetryPolicy | None = None,
+    queue: QueueConfig = QUEUE,
 ) -> AsyncIterator[Office]:
     one = pool(concurrency=concurrency, retry=retry, parallel_ungrouped=True)
     async with (
         BrokerRegistry(worker_id="w", dedup_window=300) as brokers,
         running(
-            one, sender=sender, handles=handles, brokers=brokers, reply_queues=[REPLIES]
+            one,
+            sender=sender,
+            handles=handles,
+            brokers=brokers,
+            queues=[queue],
+            reply_queues=[REPLIES],
         ) as rig,
     ):
         lookup = MessageLookup(rig.manager, rig.breakers, rig.letters, lambda: WALL_AT_START)
@@ -322,3 +331,36 @@ class _NoThreads:
         raise AssertionError(call)
 
     def close(self) -> None: ...
+
+
+@pytest.mark.rule("CMD-13", "ORD-1")
+async def test_what_waits_in_front_of_its_group_ends_at_once_and_the_group_goes_on() -> None:
+    sender = FakeSender()
+    sender.script("a", *[REFUSED] * 9)
+    sender.script("c", *[REFUSED] * 9)
+    async with office(sender=sender, queue=STRICT) as at:
+        await at.rig.publish(*grouped("a", "b"), *grouped("c", group="alone"), queue=STRICT)
+        await asyncio.sleep(10)
+        assert len(at.rig.pool().blocked) == 2
+
+        assert await at.cancel("a") is True
+        assert await at.cancel("c") is True
+        await asyncio.sleep(5)
+
+        assert [message_id for _, message_id in sender.sent].count("b") == 1
+        assert await at.state_of("b") is MessageStatus.SUCCEEDED
+        assert not at.rig.pool().blocked
+        assert ended(at.rig) == {Fate.CANCELLED: 2, Fate.DELIVERED: 1}
+
+
+@pytest.mark.rule("CMD-13", "ORD-1")
+async def test_what_failed_in_front_of_its_group_and_was_accepted_then_is_delivered() -> None:
+    sender = FakeSender()
+    sender.script("a", *[REFUSED] * 3)
+    async with office(sender=sender, queue=STRICT) as at:
+        await at.rig.publish(*grouped("a", replyTo="replies"), queue=STRICT)
+        await asyncio.sleep(60)
+
+        assert ended(at.rig) == {Fate.DELIVERED: 1}
+        assert await at.state_of("a") is MessageStatus.SUCCEEDED
+        assert [each["outcome"] for each in await at.replies()] == ["SUCCESS"]

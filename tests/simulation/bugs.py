@@ -292,6 +292,18 @@ def one_reply_for_each_id() -> None:
 
 
 @bug
+def what_runs_is_not_stopped() -> None:
+    """A router that hears of a cancel goes on with the message."""
+    _replace(Job, "cancel", lambda _: None)
+
+
+@bug
+def cancel_forgotten_by_a_hand_over() -> None:
+    """What was to be cancelled is delivered if it is handed over again."""
+    _change_query("choose", "is_cancelled IS NOT NULL", "0")
+
+
+@bug
 def early_arrival_delivered() -> None:
     """A message that arrives before its time is delivered at once."""
 

@@ -38,6 +38,7 @@ class Cancel(Struct):
 
     began: float
     is_sure: bool = False  # it was confirmed
+    asked_at: float = NEVER  # it is to end, as soon as who holds it has heard of it (CMD-13)
 
 
 class Violation(Struct, frozen=True):

@@ -11,7 +11,7 @@ from router.core.message import Message, Mode
 from router.core.outcome import Answer, Cause, NoReply, Reply
 from tests.simulation.attempt_check import AttemptCheck
 from tests.simulation.command_check import CommandCheck
-from tests.simulation.events import Answered, Book, Sent
+from tests.simulation.events import NEVER, Answered, Book, Sent
 from tests.simulation.loop import Process
 from tests.simulation.order_check import OrderCheck
 from tests.simulation.plan import (
@@ -29,6 +29,7 @@ BREAKER_FORGOTTEN: Final = 3600.0
 EPSILON: Final = 0.001
 _STANDS_STILL: Final = frozenset({Act.PAUSE, Act.STALL})
 _HARMLESS: Final = frozenset({Act.CLOCK, Act.STORE, Act.REPLAY, Act.SLOW})  # no lease is lost
+_COMES_AGAIN: Final = frozenset({Act.REPLAY, Act.RECREATE})
 _BLAMES: Final = frozenset({Cause.NETWORK, Cause.BROKEN, Cause.TIMEOUT})
 
 
@@ -135,6 +136,8 @@ class Oracle(Book):
         name = post.process.name
         self.note(name, "posts", body.number)
         self._posted[body.number].append(post.started)
+        if not any(step.act in _STANDS_STILL | {Act.CLOCK} for step in self.plan.steps):
+            self._judge_cancels(body.number, "is sent")
         post.marks = tuple(mark for mark, _ in self._marks(post, body))
         for mark, rule in self._marks(post, body):
             self._open[mark] += 1
@@ -167,6 +170,8 @@ class Oracle(Book):
         for mark in post.marks:
             self._open[mark] -= 1
         self._open[post.process.name, "pool", post.message.pool or ""] -= 1
+        if answer is not None and self._is_calm:
+            self._judge_cancels(body.number, "is not stopped")
         ok = None if answer is None else not isinstance(answer, NoReply)
         if isinstance(answer, NoReply) and answer.cause not in _BLAMES:
             ok = None
@@ -244,9 +249,20 @@ class Oracle(Book):
         is_open = any(
             count and mark[1:] == ("message", str(number)) for mark, count in self._open.items()
         )
-        is_calm = all(step.is_of_a_producer or step.act in _HARMLESS for step in self.plan.steps)
-        if is_open and is_calm and self._count[number] == 1:
+        if is_open and self._is_calm and self._count[number] == 1:
             self.violate("CMD-2", f"body {number} was cancelled while it was being sent")
+
+    def _judge_cancels(self, number: int, what: str) -> None:
+        """Within a lease, whoever holds it hears that it is to end, and who gets it next knows."""
+        asked_at = min((each.asked_at for each in self.cancels[number]), default=NEVER)
+        comes_again = any(step.act in _COMES_AGAIN for step in self.plan.steps)
+        is_late = self.now() > asked_at + self.plan.lease + 1
+        if is_late and self._count[number] == 1 and not comes_again:
+            self.violate("CMD-13", f"body {number} {what}, to be cancelled since {asked_at:g}")
+
+    @property
+    def _is_calm(self) -> bool:
+        return all(step.is_of_a_producer or step.act in _HARMLESS for step in self.plan.steps)
 
     def find(self, content: bytes) -> Body | None:
         return self._by_content.get(content) or self.commands.find(content)

@@ -226,6 +226,7 @@ class Step(Struct, frozen=True):
     share: float = 0.0
     batch: int = 0
     pool: str = DROPPED_POOL  # that a change of the pools drops
+    running: bool = False  # of a cancel: also what is in flight
 
     @property
     def is_of_a_producer(self) -> bool:

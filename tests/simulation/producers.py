@@ -126,15 +126,21 @@ class Producers:
         oracle.cancels[body.number].append(cancel)
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
-                await router.do(lambda: router.messages.cancel(body.id, name))
+                has_ended = await router.do(
+                    lambda: router.messages.cancel(body.id, name, running=step.running)
+                )
         except (Unknown, Conflict) as error:
             oracle.cancels[body.number].remove(cancel)
             oracle.note("not cancelled:", body.number, type(error).__name__)
         except (BrokeOff, TimeoutError) as error:
             oracle.note("perhaps cancelled:", body.number, type(error).__name__)
         else:
-            cancel.is_sure = True
-            oracle.cancelled(body.number)
+            if has_ended:
+                cancel.is_sure = True
+                oracle.cancelled(body.number)
+            else:
+                cancel.asked_at = self._now()
+                oracle.note("to be cancelled by whoever holds it:", body.number)
 
     async def _replay(self, step: Step) -> None:
         router = self._site.router(step.router)

@@ -6,7 +6,9 @@ import threading
 
 import pytest
 
-from router.outbound.handlers import HandlerThreads
+from router.core.message import parse
+from router.outbound.handlers import Command, Context, HandlerTasks, HandlerThreads
+from router.ports import StillRunning, Task
 
 pytestmark = [pytest.mark.anyio, pytest.mark.clock("real")]
 
@@ -88,3 +90,41 @@ def test_a_thread_that_ends_after_the_event_loop_does_no_harm() -> None:
             assert thread.daemon
             thread.join(10)
             assert not thread.is_alive()
+
+
+@pytest.mark.rule("CMD-9", "CMD-13")
+async def test_a_cancelled_function_that_has_not_begun_never_does_and_one_that_has_runs_on() -> (
+    None
+):
+    gate, begins, begun = threading.Event(), threading.Event(), list[str]()
+
+    def handle(command: Command, _context: Context) -> None:
+        begun.append(command.id)
+        begins.set()
+        gate.wait(10)
+
+    async def never() -> bool:
+        raise AssertionError
+
+    tasks = HandlerTasks(HandlerThreads(1))
+    tasks.register("t", handle)
+
+    async def run(name: str) -> object:
+        message = parse(b'{"id":"%b","mediationTarget":"handler:t"}' % name.encode())
+        return await tasks.run(Task(message, "q", 1, None, never))
+
+    first, second = asyncio.create_task(run("first")), asyncio.create_task(run("second"))
+    await asyncio.to_thread(begins.wait, 10)
+    for each in (first, second):
+        each.cancel()
+    with pytest.raises(StillRunning) as raised:
+        await first
+    with pytest.raises(asyncio.CancelledError) as stopped:
+        await second
+    assert not isinstance(stopped.value, StillRunning)
+    assert not raised.value.ended.done()
+    gate.set()
+    await asyncio.wait([raised.value.ended])
+    await asyncio.sleep(0.05)
+    tasks.close()
+    assert begun == ["first"]

@@ -20,6 +20,7 @@ import pytest
 from router.outbound.process import TERM_SECONDS, BadExecutors, read_executors, runner
 from router.outbound.process.runner import TaskResult
 from router.outbound.process.tasks import ProcessTasks, open_tasks
+from router.ports import StillRunning
 from tests.outbound.servers import open_descriptors
 
 pytestmark = pytest.mark.anyio
@@ -198,6 +199,24 @@ async def test_a_cancelled_task_is_ended(tmp_path: Path) -> None:
             await task
 
         await until_dead(pid)
+
+
+@pytest.mark.rule("CMD-8", "CMD-13")
+async def test_whoever_cancels_a_task_can_wait_until_it_has_ended(tmp_path: Path) -> None:
+    script = f"trap 'sleep 0.2; rm {tmp_path}/pid; exit' TERM; echo $$ > {tmp_path}/pid; "
+    async with processes(tmp_path, shell(f"{script} while :; do sleep 0.05; done")) as opened:
+        task = asyncio.ensure_future(opened.run_line("x", "a", LINE, 60.0))
+        pid = await pid_in(tmp_path / "pid")
+        task.cancel()
+        with pytest.raises(StillRunning) as raised:
+            await task
+        was_alive = is_alive(pid)
+        await asyncio.wait([raised.value.ended])
+
+        assert raised.value.is_ending
+        assert was_alive
+        assert not is_alive(pid)
+        assert not (tmp_path / "pid").exists()
 
 
 @pytest.mark.rule("CMD-8")

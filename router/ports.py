@@ -163,6 +163,9 @@ class Traits(Struct, frozen=True, kw_only=True):
     acks_per_call: int | None = None  # this many fill a call and wait for no others (BRK-3)
     finisher: Finisher | None = None  # what keeps results; None: the queue keeps nothing (CMD-2)
     holds_letters: bool = False  # and keeps what was given up in front of its group (`is_held`)
+    # Told what the router lets go though its lease lives: the broker does not hold it back as ours
+    # when it settles first (ORD-3).
+    forget: Callable[[Sequence[Handle]], None] | None = None
     # What does not fit into its pool (ROUTE-5) is not asked for if there is a selector. It is
     # returned for a while if that costs it nothing, else it waits here.
     selector: PoolSelector | None = None

@@ -257,6 +257,7 @@ class Receiver:
             try:
                 await settler.order.look(messages, read)
             except BrokerError as error:  # the messages come again on the next connection
+                settler.forget([received.handle for received in messages])
                 raise Disconnected(f"the order store does not answer: {error}") from error
         self._deps.registry.receive(len(messages), self._counts, self._now())
         # Checked after the wait: nothing is dispatched after a stop or a loss.

@@ -194,7 +194,7 @@ class Settler:
 
     def close(self) -> None:
         """Forget what is not settled by now: it comes back by its broker's own rule."""
-        self.finish(list(self.held), Fate.FORFEITED)
+        self._let_go(list(self.held))
         self.renewed.ring()
 
     def spawn(self, work: Coroutine[object, object, None], what: str) -> None:
@@ -239,7 +239,7 @@ class Settler:
             # On a new connection all that is unsettled comes before anything newer (ORD-3).
             log.info("lease lost: the connection is opened again", extra=_id(job))
             guarded.break_off()
-            self.finish([job], Fate.FORFEITED)
+            self._let_go([job])
         elif job.lease_until > self.now():
             log.info("returned: a message before it in its group lost its lease", extra=_id(job))
             job.state = State.SETTLING  # now: another connection must not adopt it (ROUTE-2)
@@ -247,6 +247,18 @@ class Settler:
         else:
             log.info("lease lost before delivery: left to the broker", extra=_id(job))
             self.finish([job], Fate.FORFEITED)
+
+    def _let_go(self, jobs: Sequence[Job]) -> None:
+        """End jobs that may be ours still: their broker is to hand them out before newer ones."""
+        now = self.now()
+        self.forget([job.handle for job in jobs if job.lease_until > now])
+        self.finish(jobs, Fate.FORFEITED)
+
+    def forget(self, handles: Sequence[Handle]) -> None:
+        """Tell the broker that we do not hold these any more (ORD-3)."""
+        forget = self.traits.forget
+        if forget is not None:
+            forget(handles)
 
     def finish(self, jobs: Sequence[Job], fate: Fate) -> None:
         """End jobs, on every path."""

@@ -11,10 +11,12 @@ import pytest
 from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
+from router.brokers.nats import connection as nats_connection
 from router.brokers.nats import sole, unsettled
 from router.core.config import Ordering, QueueConfig
 from router.ports import Disconnected, Nack, QueueRefused
 from tests.contract.cases import bodies, publication, receive_one, several
+from tests.support.cable import cable_to
 from tests.support.servers import nats
 from tests.support.servers.nats import NatsServer, add_stream, call
 
@@ -193,6 +195,75 @@ async def test_a_new_connection_of_the_same_router_resets_nothing(server: NatsSe
 
     assert bodies([received]) == ["c"]
     assert not lost
+
+
+@pytest.mark.rule("ORD-3")
+@pytest.mark.usefixtures("short_lock")
+async def test_what_the_router_let_go_comes_first_on_its_next_connection(
+    server: NatsServer,
+) -> None:
+    await add_stream(server.port, STREAM)
+    queue = strict_at(server)
+    async with router("one") as brokers:
+        async with brokers.open_queue(queue) as broker:
+            await publish(brokers, queue, "a", "b", "c")
+            held = await several(broker, 3)
+            forget = broker.traits.forget
+            assert forget is not None
+            forget([each.handle for each in held[1:]])
+            await broker.ack([held[0].handle])
+        await publish(brokers, queue, "d")
+        async with brokers.open_queue(queue) as broker:
+            received = await several(broker, 3)
+
+    assert bodies(received) == ["b", "c", "d"]
+
+
+@pytest.mark.rule("ORD-3")
+async def test_the_first_router_after_a_restart_of_the_server_takes_nothing_of_the_others(
+    server: NatsServer,
+) -> None:
+    await add_stream(server.port, STREAM)
+    queue = queue_at(server)
+    async with router("one") as brokers, router("two") as others:
+        async with brokers.open_queue(queue) as one, others.open_queue(queue) as two:
+            await publish(brokers, queue, "a")
+            held = await receive_one(one)
+            await publish(brokers, queue, "b")
+            await receive_one(two)
+            server.stop()
+            server.start()
+        async with others.open_queue(queue) as two:
+            await publish(brokers, queue, "c")
+            received = await receive_one(two)
+        async with brokers.open_queue(queue) as one:
+            lost = await one.ack([held.handle])
+
+    assert bodies([received]) == ["c"]
+    assert not lost
+
+
+@pytest.mark.rule("ORD-2")
+async def test_an_answer_that_never_comes_does_not_cost_the_lock(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sole, "TTL_SECONDS", 4.5)
+    monkeypatch.setattr(nats_connection, "ANSWER_SECONDS", 2.25)  # half of it, as it is
+    await add_stream(server.port, STREAM)
+    async with cable_to(server.port) as cable, router("one") as brokers:
+        uri = f"nats://127.0.0.1:{cable.port}/?stream={STREAM}"
+        queue = replace(strict_at(server), uri=uri)
+        async with brokers.open_queue(queue) as broker:
+            await publish(brokers, queue, "a")
+            await receive_one(broker)
+            pulse = broker.traits.pulse
+            assert pulse is not None
+            cable.freeze()  # the renewal after 1.5 s is not answered in time
+            await asyncio.sleep(4)
+            cable.thaw()
+            await asyncio.sleep(1.7)
+
+            assert not pulse.is_silent()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from router.brokers import BrokerRegistry
 from router.core.config import Ordering, PoolConfig, QueueConfig, RetryPolicy
 from router.core.history import Fate
-from router.core.message import Handle, Message, parse
+from router.core.message import Handle, Message, ReceivedMessage, parse
 from router.core.order import MAX_UNSENT_MESSAGES
 from router.core.outcome import Answer, Reply
 from router.core.trace import Span
@@ -25,6 +25,7 @@ from router.ports import (
     Publication,
     StoredMessage,
     StoreSize,
+    Traits,
     Unsettled,
 )
 from tests.support.fakes import REFUSED, FakeSender
@@ -607,3 +608,84 @@ async def test_a_lost_lease_opens_the_connection_again() -> None:
         assert [each for _, each in sent(rig)] == ["x", "a", "b"]
         assert ended(rig)[Fate.FORFEITED] == 2
         assert rig.witness.nacks == []
+
+
+class Forgetful(PassingBroker):
+    """A connection that is told what the router lets go."""
+
+    forgotten: ClassVar[list[str]] = []
+    received: ClassVar[dict[Handle, str]] = {}
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, forget=self.forget)
+
+    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
+        messages = await super().receive(limit)
+        self.received.update({each.handle: parse(each.body).id for each in messages})
+        return messages
+
+    def forget(self, handles: Sequence[Handle]) -> None:
+        self.forgotten.extend(self.received[each] for each in handles)
+
+
+class ForgetfulBrokers:
+    def __init__(self, brokers: BrokerRegistry) -> None:
+        self._brokers = brokers
+        self.open_publisher = brokers.open_publisher
+
+    @asynccontextmanager
+    async def open_queue(self, queue: QueueConfig) -> AsyncIterator[Broker]:
+        async with self._brokers.open_queue(queue) as broker:
+            yield Forgetful(broker) if queue.uri == PARK.uri else broker
+
+
+@asynccontextmanager
+async def forgetting(**facts: Any) -> AsyncIterator[tuple[Rig, Faulty]]:
+    Forgetful.forgotten, Forgetful.received = [], {}
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as registry:
+        logs = Faulty(registry)
+        async with running(
+            pool(concurrency=1),
+            sender=FakeSender(takes=5),
+            queues=[PARK],
+            brokers=ForgetfulBrokers(registry),
+            order=order_store(logs, **facts),
+        ) as rig:
+            yield rig, logs
+
+
+@pytest.mark.rule("ORD-3", "ORD-7")
+async def test_a_broker_is_told_what_is_let_go_though_its_lease_lives() -> None:
+    async with forgetting() as (rig, _):
+        await rig.publish(*grouped("x", group="h"), *grouped("a", "b"), queue=PARK)
+        await asyncio.sleep(1)
+        for job in rig.manager.registry.tracker:
+            if job.message.id == "a":
+                job.lease_until = 0.5
+        await asyncio.sleep(10)
+
+        assert Forgetful.forgotten == ["b"]
+
+
+@pytest.mark.rule("ORD-3", "ORD-7")
+async def test_a_broker_is_told_what_is_let_go_because_the_store_does_not_answer() -> None:
+    async with forgetting(is_shared=True) as (rig, logs):
+        await asyncio.sleep(1)
+        logs.away = True
+        await rig.publish(*grouped("a", "b"), queue=PARK)
+        await asyncio.sleep(1)
+
+        assert Forgetful.forgotten == ["a", "b"]
+
+
+@pytest.mark.rule("ORD-3", "CFG-10")
+async def test_a_broker_is_told_what_is_let_go_when_its_connection_is_closed() -> None:
+    async with forgetting() as (rig, _):
+        await rig.publish(*grouped("a", "b"), queue=PARK)
+        await asyncio.sleep(1)
+        consumer = rig.manager.consumers["q"]
+        for receiver in consumer.connections:
+            receiver.settler.close()
+
+        assert Forgetful.forgotten == ["a", "b"]

@@ -56,6 +56,7 @@ from router.signal import wait_for_signal
 GATHER_STEP_SECONDS: Final = 0.005
 CLOSING_SECONDS: Final = 3.0
 HELD_AT_ONCE_MESSAGES: Final = 50
+OTHERS_COME_SECONDS: Final = 60.0  # after a restart of the server: twice the longest backoff
 HOLD_STEP_SECONDS: Final = 0.25  # between two looks whether older messages have come again
 LOOKS_PER_LEASE: Final = 3
 WILDCARD: Final = "message-router"  # published instead of a * or a > in a subject
@@ -79,6 +80,8 @@ class NatsQueues:
         self._locks: dict[tuple[tuple[str, ...], str, str], QueueLock] = {}
         self._lease_tables: dict[tuple[tuple[str, ...], str, str], LeaseTable] = {}
 
+        self._servers: dict[tuple[tuple[str, ...], str, str], ServerSeen] = {}
+
     async def close(self) -> None:
         """Do nothing: connections share nothing that has to be closed."""
 
@@ -86,6 +89,10 @@ class NatsQueues:
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator["NatsBroker"]:
         address = read_address(queue, self._settings)
         async with open_connection(address) as connection:
+            server = self._servers.get(address.key, ServerSeen(connection.server_id))
+            if server.id != connection.server_id:  # all routers connect again
+                server = ServerSeen(connection.server_id, loop_time())
+            self._servers[address.key] = server
             table = self._lease_tables.get(address.key)
             held = () if table is None else table.leases()
             consumer = await bind_consumer(connection, queue, address)
@@ -107,7 +114,9 @@ class NatsQueues:
                 sole = SoleConsumer(connection, lock, queue.name)
             is_raw = queue.route is not None
             table.pending_retries.reads_bodies = not is_raw
-            broker = NatsBroker(connection, consumer, table, sole, is_raw=is_raw)
+            broker = NatsBroker(
+                connection, consumer, table, sole, may_be_alone=server.is_settled, is_raw=is_raw
+            )
             async with broker.minded():
                 yield broker
 
@@ -124,6 +133,18 @@ class NatsQueues:
             yield NatsPublisher(connection, queue.name, ".".join(tokens), subjects)
 
 
+class ServerSeen(Struct, frozen=True):
+    """The server of a queue, as this process has met it."""
+
+    id: str
+    restarted_at: float = -OTHERS_COME_SECONDS  # loop time
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all routers that use it have had the time to connect again."""
+        return loop_time() >= self.restarted_at + OTHERS_COME_SECONDS
+
+
 class NatsBroker:
     """One connection. Its leases are good on the next one too, so an outage costs none of them."""
 
@@ -136,10 +157,12 @@ class NatsBroker:
         lease_table: LeaseTable,
         sole: SoleConsumer | None,
         *,
+        may_be_alone: bool = True,
         is_raw: bool = False,
     ) -> None:
-        """`sole`: of a strict queue."""
+        """`sole`: of a strict queue. `may_be_alone`: not just after a restart of the server."""
         self._is_raw = is_raw
+        self._may_be_alone = may_be_alone
         self._sole = sole
         self._held_back: HeldBack | None = None
         self._has_settled = False  # what others have left comes first (ORD-3)
@@ -156,6 +179,7 @@ class NatsBroker:
             defers=consumer.max_deliveries is None,
             defer_limit=None if most is None else most // 2,
             pulse=sole,
+            forget=self._forget,
         )
 
     @asynccontextmanager
@@ -258,6 +282,11 @@ class NatsBroker:
             delayed_limit=most,
         )
 
+    def _forget(self, handles: Sequence[Handle]) -> None:
+        """Hold these no longer: the next connection has them settled first (ORD-3)."""
+        for handle in handles:
+            self._lease_table.finish(cast("NatsLease", handle))
+
     async def _settle_first(self) -> None:
         is_new = self._sole is not None and self._sole.is_new
         if self._has_settled and not is_new:
@@ -268,6 +297,7 @@ class NatsBroker:
             self._lease_table,
             is_sole=self._sole is not None,
             is_new=is_new,
+            may_be_alone=self._may_be_alone,
         )
         if self._sole is not None:
             self._sole.note_settled()

@@ -51,6 +51,10 @@ class _Client(Client):
         except RuntimeError as error:  # it writes to a socket that uvloop has closed already
             log.debug("NATS: %s", error)
 
+    @property
+    def server_id(self) -> str:
+        return str(self._server_info.get("server_id", ""))
+
 
 class JetStreamRefused(QueueRefused):
     """JetStream refuses a call. It would do so again."""
@@ -137,6 +141,11 @@ class NatsConnection:
         """Of the server, major and minor."""
         version = self._client.connected_server_version
         return version.major, version.minor
+
+    @property
+    def server_id(self) -> str:
+        """Of the server; each start gives it a new one."""
+        return self._client.server_id
 
     @property
     def max_payload(self) -> int:

@@ -85,19 +85,24 @@ class SoleConsumer:
 
     async def keep(self) -> None:
         """Renew it until it is lost, or the connection is."""
-        shared = self._shared
+        shared, interval = self._shared, TTL_SECONDS / RENEWALS_PER_TTL
+        wait = interval
         while not self.is_silent() and self._connection.is_open:
-            await asyncio.sleep(TTL_SECONDS / RENEWALS_PER_TTL)
-            proof, asked_at = self._proof, ProofOfLife.now()
+            await asyncio.sleep(wait)
+            proof, asked_at, wait = self._proof, ProofOfLife.now(), interval
             if proof is None:
                 continue
             try:
-                if await shared.lock.renew(self._connection, shared.fence):
-                    proof.renew(asked_at)
-                else:
-                    proof.end()
-            except BrokerError as error:  # it is tried again, until it is over
+                async with asyncio.timeout(interval):
+                    is_ours = await shared.lock.renew(self._connection, shared.fence)
+            except (BrokerError, TimeoutError) as error:  # it is tried again, until it is over
                 log.warning("the lock was not renewed: %s", error, extra={"queue": self._queue})
+                wait = max(asked_at + interval - ProofOfLife.now(), 0.0)
+                continue
+            if is_ours:
+                proof.renew(asked_at)
+            else:
+                proof.end()
 
     async def release(self) -> None:
         """Let another router have it. Nothing that was received may be unsettled."""

@@ -80,17 +80,21 @@ async def settle_first(
     *,
     is_sole: bool,
     is_new: bool,
+    may_be_alone: bool = True,
 ) -> tuple[HeldBack | None, str | None]:
     """See to what others have left unsettled. Return what to hold back, and advice.
 
     `is_sole`: no other router uses the consumer. `is_new`: others may have, since we did.
+    `may_be_alone`: else others may be about to connect again, and hold messages meanwhile.
     """
     info = await consumer_info(connection, consumer.stream, consumer.name)
     if info is None:
         raise Disconnected("the consumer is gone")
     ours = 0 if is_new else table.accounts_for(loop_time())
     unsettled = info.num_ack_pending - ours
-    if unsettled <= 0 or not (is_sole or await _is_alone(connection, consumer)):
+    if unsettled <= 0:
+        return None, None
+    if not is_sole and not (may_be_alone and await _is_alone(connection, consumer)):
         return None, None
     facts = {"queue": consumer.name, "messages": unsettled}
     handed_out, advice = info.delivered.stream_seq, None

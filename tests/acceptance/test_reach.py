@@ -6,7 +6,7 @@ import socket
 import sqlite3
 import struct
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,6 +16,7 @@ from tests.acceptance.process import RouterProcess, eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import message
 from tests.outbound.servers import LoopbackTarget, answering, listening, skip_or_fail
+from tests.support.servers.base import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -173,7 +174,37 @@ ODD_SPELLINGS: Final = (
     ),
     *("[::]", "[0:0:0:0:0:0:0:1]", "[::ffff:7f00:1]", "[0:0:0:0:0:FFFF:127.0.0.1]", "[::1%25lo]"),
     *("[64:ff9b::7f00:1]", "[2002:7f00:1::]", "%31%32%37.0.0.1", "\uff11\uff12\uff17.0.0.1"),
+    *("017700000001", "0x7f.0x0.0x0.0x1", "127.0.1", "127.0.0.1.", "00000127.0.0.1"),
+    *(
+        "127\u30020\u30020\u30021",
+        "\u2460\u2461\u2466.\u24ea.\u24ea.\u2460",
+    ),  # dots, circled digits
+    *(
+        "[::ffff:0:127.0.0.1]",
+        "[0000::0001]",
+        "[fe80::1%25lo]",
+        "localhost%2e",
+        "l\u00f6calhost@127.1",
+    ),
+    *("svc.test:80@localhost", "svc.test%40localhost", "svc.test\\\\@localhost", "@localhost"),
 )
+REBINDING: Final = '''
+import socket
+
+system, asked = socket.getaddrinfo, []
+
+def getaddrinfo(host, *args, **options):
+    """A name that is honest once, and one whose first address does not let anybody in."""
+    if str(host).endswith(".test"):
+        asked.append(host)
+        host = "{honest}" if host.startswith("once") and asked.count(host) == 1 else "127.0.0.1"
+        if asked[-1].startswith("both"):
+            away = system("127.0.0.77", *args, **options)
+            return away + system("127.0.0.1", *args, **options)
+    return system(host, *args, **options)
+
+socket.getaddrinfo = getaddrinfo
+'''
 
 
 def dead_letters(site: Site) -> dict[str, str]:
@@ -212,3 +243,42 @@ async def test_c3_the_router_is_no_target_of_its_own_at_any_address(
     assert dead_letters(site) == dict.fromkeys(
         (str(each["id"]) for each in loops), "TARGET_REFUSED"
     )
+
+
+@pytest.mark.rule("MED-5")
+async def test_c3_neither_a_redirect_nor_a_name_that_changes_leads_to_the_routers_own_api(
+    site: Site,
+) -> None:
+    """The honest address of the name has the port of the API, on another address."""
+    honest, port = own_address(), free_port()
+    site.port = port
+    (site.folder / "sitecustomize.py").write_text(REBINDING.replace("{honest}", honest))
+    site.settings["PYTHONPATH"] = str(site.folder)
+    site.configure({"code": "P", "concurrency": 1, "retry": {"backoff": [1], "maxAttempts": 2}})
+    api = f"http://127.0.0.1:{port}/config/reload"
+    async with AsyncExitStack() as stack:
+        router = await stack.enter_async_context(site.router())
+        site.configure({"code": "NEW"}, {"code": "P", "concurrency": 1})  # seen by a reload only
+        moved = [
+            await stack.enter_async_context(listening(answering(status, b"", f"Location: {api}")))
+            for status in (301, 302, 303, 307, 308)
+        ]
+        once = await stack.enter_async_context(listening(host=honest, port=port))
+        names = ("once.test", "once.test", "both.test", "never.test")
+        urls = [each.url for each in moved]
+        urls += [f"http://{name}:{port}/config/reload" for name in names]
+        await router.publish(
+            [{"id": f"{n}", "mediationTarget": url, "poolCode": "P"} for n, url in enumerate(urls)]
+        )
+        await eventually(lambda: not site.unsettled())
+        pools = (await router.get("/monitoring/pool-stats")).json()
+        await router.post("/config/reload")
+        pools_after = (await router.get("/monitoring/pool-stats")).json()
+
+    letters = dead_letters(site)
+    assert "NEW" not in pools
+    assert "NEW" in pools_after
+    assert [len(each.requests) > 0 for each in moved] == [True] * 5
+    assert len(once.requests) == 2
+    assert sorted(letters) == ["0", "1", "2", "3", "4", "7", "8"]
+    assert letters["8"] == "TARGET_REFUSED"  # of 7, the other address is tried as well

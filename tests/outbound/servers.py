@@ -139,10 +139,14 @@ def writing(data: bytes) -> Script:
 
 @asynccontextmanager
 async def listening(
-    script: Script = polite, *, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+    script: Script = polite,
+    *,
+    tls: ssl.SSLContext | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
 ) -> AsyncIterator[LoopbackTarget]:
     target = LoopbackTarget(script, scheme="https" if tls else "http")
-    server = await asyncio.start_server(target.serve, host, 0, ssl=tls, backlog=1000)
+    server = await asyncio.start_server(target.serve, host, port, ssl=tls, backlog=1000)
     target.port = server.sockets[0].getsockname()[1]
     try:
         yield target

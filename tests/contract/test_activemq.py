@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import random
 import time
 from collections.abc import AsyncIterator, Iterator
 
@@ -609,3 +610,40 @@ async def test_a_strict_queue_has_one_consumer_and_the_next_one_gets_first_what_
 
     assert bodies([a, b]) == ["a", "b"]
     assert bodies(after) == ["b", "c"]
+
+
+@pytest.mark.parametrize(("groups", "is_kept"), [(500, True), (1500, False)])
+async def test_the_broker_keeps_the_last_1024_groups_with_their_consumers(
+    server: ActiveMqServer, name: str, brokers: BrokerRegistry, groups: int, is_kept: bool
+) -> None:
+    queue = queue_at(server.port, name)
+    async with (
+        brokers.open_publisher(queue) as publisher,
+        brokers.open_queue(queue) as first,
+        brokers.open_queue(queue) as second,
+    ):
+        consumers = (first, second)
+        reading = [asyncio.create_task(each.receive(50)) for each in consumers]
+        await asyncio.sleep(0.3)  # both have subscribed by then
+        rounds: list[dict[str, int]] = []
+        for dice in map(random.Random, (1, 2)):  # in another order, so not in turn again
+            found: dict[str, int] = {}
+            order = dice.sample(range(groups), groups)
+            for start in range(0, groups, 500):
+                some = order[start : start + 500]
+                await publisher.publish([publication(str(n), group=f"g{n}") for n in some])
+            while len(found) < groups:
+                await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+                for number, task in enumerate(reading):
+                    if task.done():
+                        received = task.result()
+                        found |= dict.fromkeys(bodies(received), number)
+                        await consumers[number].ack([each.handle for each in received])
+                        reading[number] = asyncio.create_task(consumers[number].receive(50))
+            rounds.append(found)
+        for task in reading:
+            task.cancel()
+        await asyncio.wait(reading)
+
+    assert set(rounds[0].values()) == {0, 1}
+    assert (rounds[0] == rounds[1]) is is_kept

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 class TrialOrder(RequestBody):
     model_config = ConfigDict(
         alias_generator=to_camel,
+        extra="forbid",  # a misspelled payload would be a test of something else
         strict=True,
         frozen=True,
         json_schema_extra={"example": {"url": "https://svc.example/hook", "payload": {"n": 1}}},

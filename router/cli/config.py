@@ -4,6 +4,7 @@ import asyncio
 import sys
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from router.cli.kit import (
     RouterRefused,
@@ -27,11 +29,15 @@ from router.cli.kit import (
 )
 from router.core.broker import QueueNames
 from router.core.config import RoutingConfig
-from router.core.config_document import read_document
-from router.core.config_entry import KEYS
+from router.core.config_document import BadDocument, read_document
+from router.core.config_entry import KEYS, Problem
 from router.core.config_plan import check_document
+from router.core.credentials import MAX_FILE_BYTES, BadCredentials, read_credentials, refusal
+from router.core.target import read_target
+from router.core.warnings import Code
 from router.outbound.config_source import config_sources
 from router.ports import ConfigUnavailable
+from router.settings import Settings
 
 _SCHEMES: Final = ("http", "https", "file")
 
@@ -53,8 +59,9 @@ def check(source: str, as_json: bool) -> None:
     """Check a routing configuration and print what applying it would change.
 
     If a router is running, the document is compared with its configuration. Queue names are
-    resolved with the settings in the environment, as in the router. The exit code is 1 if the
-    document has errors.
+    resolved with the settings in the environment, as in the router. If
+    MESSAGE_ROUTER_CREDENTIALS_FILE is set, targets whose credentials may not go there are errors.
+    The exit code is 1 if the document has errors.
     """
     if "://" not in source:
         source = Path(source).resolve().as_uri()
@@ -70,6 +77,8 @@ def check(source: str, as_json: bool) -> None:
         raise click.ClickException(f"{fetched.name}: {error}") from None
     running = _running(settings.naming)
     report = check_document(body, settings.naming, running)
+    more = _without_secrets(body, settings)
+    report = replace(report, problems=(*report.problems, *more))
     if as_json:
         show_json(
             {
@@ -87,6 +96,25 @@ def check(source: str, as_json: bool) -> None:
         for line in report.lines or ("Nothing would change.",):
             click.echo(plain(line))
     sys.exit(0 if report.ok else 1)
+
+
+def _without_secrets(body: bytes, settings: Settings) -> Iterator[Problem]:
+    """Yield the entries of `targets` that would send nothing, by the credentials file of here."""
+    if settings.credentials_file is None:
+        return
+    from router.outbound.credentials import read_private  # noqa: PLC0415  on use: takes a while
+
+    try:
+        content, _ = read_private(settings.credentials_file, MAX_FILE_BYTES)
+        known = read_credentials(content)
+    except BadCredentials as error:
+        raise click.UsageError(f"MESSAGE_ROUTER_CREDENTIALS_FILE: {error}") from None
+    with suppress(BadDocument):  # reported already
+        for entry in read_document(body, settings.naming).config.targets:
+            if entry.credentials is not None:
+                flaw = refusal(known, entry.credentials, read_target(entry.match))
+                if flaw is not None:
+                    yield Problem("$.targets", Code.CREDENTIALS, f"{entry.name}: {flaw}")
 
 
 def _typos(body: bytes) -> Iterator[str]:

@@ -21,10 +21,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from router.api.server import serve
+from router.cli.kit import plain
 from router.core.message import NOT_JSON
 
 _MAX_CONNECTIONS: Final = 10_000
 _MAX_BODY_BYTES: Final = 1024 * 1024
+_SHOWN_BYTES: Final = 1024  # of a body
 _REMEMBERED_MESSAGES: Final = 100_000  # a second delivery follows soon, and targets run for days
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -120,8 +122,14 @@ class _CutOff(Exception):
 class SampleTarget:
     """Answers every request by its manners, and counts. An ASGI application."""
 
-    def __init__(self, manners: Manners, chance: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        manners: Manners,
+        chance: Callable[[], float],
+        show: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.seen = Seen()
+        self._show = show  # what it gets
         self._manners = manners
         self._chance = chance
 
@@ -157,7 +165,9 @@ class SampleTarget:
                     return _json(400, msgspec.json.encode({"error": str(error)}))
             case "GET", "/faults":
                 pass
-            case (("POST" | "PUT" | "PATCH"), _):
+            case (("POST" | "PUT" | "PATCH") as method, path):
+                text = body[:_SHOWN_BYTES].decode(errors="replace").rstrip("\n")
+                self._show(plain(f"{method} {path} {text}"))
                 return await self._deliver(request.headers.get("x-message-id"), body)
             case _:
                 raise _CutOff
@@ -206,12 +216,14 @@ _share: Final = click.FloatRange(0, 1)
 @click.option("--deferring", type=_share, default=0.0, help="Share answered `ack: false`.")
 @click.option("--rejecting", type=_share, default=0.0, help="Share answered 400.")
 @click.option("--dropping", type=_share, default=0.0, help="Share cut off without an answer.")
-def sample_target(host: str, port: int, **manners: float) -> None:
+@click.option("--show", is_flag=True, help="Print each request: method, path and body.")
+def sample_target(host: str, port: int, *, show: bool, **manners: float) -> None:
     """Run a target to try the router with, until Ctrl-C. Shares are 0…1.
 
     `PUT /faults` changes these values while it runs. `GET /faults` shows them and counts requests.
     """
-    target = SampleTarget(Manners(**manners), random.random)
+    more = {"show": click.echo} if show else {}
+    target = SampleTarget(Manners(**manners), random.random, **more)
     asyncio.run(_serve_until_signalled(target, host, port))
     click.echo(f"{target.seen.requests} requests, {target.seen.accepted} messages accepted")
 

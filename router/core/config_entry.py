@@ -4,11 +4,12 @@ A number that is too large is cut and noted; any other error makes the entry a b
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Annotated, Final, Literal, TypeVar, cast
+from inspect import isclass
+from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args, get_origin
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
@@ -71,7 +72,7 @@ MAX_ROUTES: Final = 1000  # of one queue
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 Number = int | float
-T = TypeVar("T")
+T = TypeVar("T", bound=Struct)
 CRON_FIELDS: Final = 5
 EVENT_SOURCE: Final = "//message-router/"  # and the name of the target
 _FACTS: Final = {fact.value: fact for fact in Fact}
@@ -204,9 +205,20 @@ def convert_entry(raw: object, entry_type: type[T]) -> T:
         return msgspec.convert(raw, entry_type)
     except msgspec.ValidationError as error:
         text, _, where = str(error).partition(" - at `$")
-        if text.startswith("Invalid enum value"):
-            text = "not one of the allowed values"  # the given one is of any length and content
-        raise BadEntry(where.strip(".`"), text) from None
+        name = where.strip(".`")
+        if text.startswith("Invalid enum value"):  # the given one is of any length and content
+            text = f"not one of {', '.join(_choices(entry_type, name))}"
+        raise BadEntry(name, text) from None
+
+
+def _choices(entry_type: type[Struct], path: str) -> Sequence[str]:
+    """Return the texts that a field may have."""
+    parts: Sequence[Any] = (entry_type,)
+    for name in path.split("."):
+        (entry,) = [each for each in parts if isclass(each) and issubclass(each, Struct)]
+        (found,) = [each.type for each in msgspec.structs.fields(entry) if each.encode_name == name]
+        parts = (found, *get_args(found))
+    return [text for part in parts if get_origin(part) is Literal for text in get_args(part)]
 
 
 def queue_identity(raw: object, catalog: BrokerCatalog) -> str | None:

@@ -8,6 +8,7 @@ variables that hold the secrets; it contains none itself.
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from difflib import get_close_matches
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Annotated, Final, Literal
@@ -119,11 +120,18 @@ class Credential(Struct, frozen=True, kw_only=True):
         """Return why its secret may not go there, or None."""
         shown = target.origin
         if target.scheme != "https" and not (target.scheme == "http" and self.allow_http):
-            return f"credentials {self.name} go to https only, not to {shown}"
+            return (
+                f"credentials {self.name} go to https only, not to {shown}:"
+                " use https, or set `allowHttp` in the credentials file"
+            )
         if target.has_credentials:
             return f"credentials {self.name} do not go to a URL with credentials"
         if not any(rule.covers(target.host, target.port) for rule in self.hosts):
-            return f"credentials {self.name} may not go to {shown}: it is none of their hosts"
+            host = HostRule(target.host, target.port)
+            return (
+                f"credentials {self.name} may not go to {shown}:"
+                f" {host} is none of their `hosts` in the credentials file"
+            )
         return None
 
     @property
@@ -132,6 +140,14 @@ class Credential(Struct, frozen=True, kw_only=True):
         named = (self.secret, self.certificate, self.private_key, self.key_password)
         keys = (key.place for key in self.keys)
         return tuple(each for each in (*named, self.authorities, *keys) if each is not None)
+
+
+def refusal(known: Mapping[str, Credential], name: str, target: Target) -> str | None:
+    """Return why requests to this target cannot carry these credentials, or None."""
+    credential = known.get(name)
+    if credential is None:
+        return f"credentials {name} are not in the credentials file"
+    return credential.refuse(target)
 
 
 class _KeyEntry(Struct, rename="camel", forbid_unknown_fields=True):
@@ -196,6 +212,13 @@ _SECRETS: Final[Mapping[Kind, str]] = {
 _MAY_HAVE: Final[Mapping[Kind, Sequence[str]]] = {Kind.OAUTH2: ("scope", "audience", "clientAuth")}
 
 
+_FIELDS: Final = [
+    field.encode_name for kind in (_Entry, _KeyEntry) for field in msgspec.structs.fields(kind)
+]
+_CHOICES: Final[Mapping[str, Sequence[str]]] = {"type": list(Kind), "clientAuth": ("basic", "post")}
+_UNKNOWN: Final = "Object contains unknown field `"
+
+
 class _File(Struct, forbid_unknown_fields=True):
     credentials: Annotated[list[object], Meta(max_length=MAX_CREDENTIALS)]
 
@@ -235,8 +258,20 @@ def _shown(error: Exception) -> str:
         return "not UTF-8"
     text, at, where = str(error).partition(" - at `")
     if text.startswith("Invalid enum value"):
-        text = "not one of the allowed values"
+        field = where.removeprefix("$.").removesuffix("`")
+        return f"`{field}` is not one of {', '.join(_CHOICES[field])}"
+    if text.startswith(_UNKNOWN):
+        field = text.removeprefix(_UNKNOWN).removesuffix("`")
+        text = f"unknown field `{field}`{_advice(field)}"
     return text + at + where
+
+
+def _advice(unknown: str) -> str:
+    """Return what to write instead of a field that there is not."""
+    if unknown in {*_SECRETS.values(), "keyPassword"}:
+        return f": no secret is written here, so give `{unknown}File` or `{unknown}Env`"
+    close = get_close_matches(unknown, _FIELDS, n=1)
+    return f": did you mean `{close[0]}`?" if close else ""
 
 
 def _read_entry(entry: _Entry) -> Credential:
@@ -352,6 +387,12 @@ def _check_token_url(credential: Credential) -> None:
 def read_host(text: str) -> HostRule:
     """Read a host with its port: a name, `*.` and a suffix, or an IP address."""
     lower = text.lower()
+    if "/" in lower:
+        raise BadCredentials(
+            "`hosts`: give the host of a URL alone, with its port if that is not 443"
+        )
+    if lower == "*":
+        raise BadCredentials("`hosts`: '*' covers everything: name the hosts")
     host, port = _split_port(lower)
     is_wildcard = host.startswith("*.")
     name = host.removeprefix("*.")

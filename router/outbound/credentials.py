@@ -33,6 +33,7 @@ from router.core.credentials import (
     Token,
     read_credentials,
     read_token,
+    refusal,
 )
 from router.core.headers import is_header_value
 from router.core.outcome import Answer, NoReply
@@ -536,10 +537,7 @@ class CredentialStore:
 
     def refuse(self, name: str, target: Target) -> str | None:
         """Return why requests to this target cannot carry these credentials, or None."""
-        config = self._configs.get(name)
-        if config is None:
-            return f"credentials {name} are not in the credentials file"
-        return config.refuse(target)
+        return refusal(self._configs, name, target)
 
     @property
     def certificates(self) -> set[Tls]:

@@ -56,7 +56,7 @@ async def test_there_is_one_trial_at_a_time(api: httpx.AsyncClient, router: Hand
 
 
 @pytest.mark.rule("TGT-10")
-@pytest.mark.parametrize("body", [{}, {"url": 1}, {"url": "nonsense"}])
+@pytest.mark.parametrize("body", [{}, {"url": 1}, {"url": "nonsense"}, {**ORDER, "paylod": 1}])
 async def test_what_is_no_target_is_refused(api: httpx.AsyncClient, body: object) -> None:
     assert (await api.post("/targets/test", json=body)).status_code == 422
 

@@ -77,6 +77,40 @@ def test_a_key_that_looks_like_a_known_one_is_pointed_out(run: Run, tmp_path: Pa
     ]
 
 
+@pytest.mark.rule("CFG-8", "TGT-4")
+def test_targets_that_would_send_nothing_are_errors(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crm = {"name": "crm", "type": "bearer", "hosts": ["crm.test"], "tokenEnv": "CRM"}
+    file = tmp_path / "credentials.json"
+    file.write_text(json.dumps({"credentials": [crm]}))
+    monkeypatch.setenv("MESSAGE_ROUTER_CREDENTIALS_FILE", str(file))
+    hosts = {"good": "https://crm.test", "evil": "https://evil.test", "plain": "http://x.test"}
+    targets = [{"name": name, "match": url, "credentials": "crm"} for name, url in hosts.items()]
+    del targets[2]["credentials"]
+
+    result = run("config", "check", written(tmp_path, {"queues": [QUEUE], "targets": targets}))
+
+    assert result.exit_code == 1
+    [line] = [line for line in result.stderr.splitlines() if "credentials" in line]
+    assert line.startswith("$.targets: evil: credentials crm may not go to https://evil.test")
+    assert line.endswith("evil.test is none of their `hosts` in the credentials file")
+
+
+@pytest.mark.rule("CFG-8", "TGT-3")
+def test_a_wrong_credentials_file_is_wrong_usage(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "credentials.json"
+    file.write_text("[]")
+    monkeypatch.setenv("MESSAGE_ROUTER_CREDENTIALS_FILE", str(file))
+
+    result = run("config", "check", written(tmp_path, {"queues": [QUEUE]}))
+
+    assert result.exit_code == 2
+    assert "MESSAGE_ROUTER_CREDENTIALS_FILE: " in result.stderr
+
+
 @pytest.mark.rule("CMD-10")
 def test_a_schedule_of_an_unknown_queue_is_an_error(run: Run, tmp_path: Path) -> None:
     ping = {"name": "ping", "everySeconds": 10, "message": {"mediationTarget": "http://t/"}}

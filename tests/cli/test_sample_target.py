@@ -97,6 +97,18 @@ async def test_it_takes_any_body_of_a_message_that_its_header_names(method: byte
 
 
 @pytest.mark.anyio
+async def test_it_shows_what_it_gets() -> None:
+    shown: list[str] = []
+    target = SampleTarget(Manners(seconds=0), lambda: 0.0, shown.append)
+    call = b"PUT /hook HTTP/1.1\r\nHost: t\r\nX-Message-Id: a\r\nContent-Length: 5\r\n\r\n"
+
+    async with target.listening("127.0.0.1", 0) as port:
+        await talk(port, CALL, call + b"\x1b[2m\n")
+
+    assert shown == ['POST / {"messageId":"a"}', "PUT /hook  [2m"]
+
+
+@pytest.mark.anyio
 async def test_faults_are_changed_while_it_runs() -> None:
     target = SampleTarget(Manners(seconds=0), lambda: 0.0)
 

@@ -696,7 +696,7 @@ def test_a_queue_with_commands_knows_the_reply_queues_of_its_database() -> None:
 @pytest.mark.parametrize(
     ("entry", "path", "text"),
     [
-        ({"envelope": "soap"}, "envelope", "not one of the allowed values"),
+        ({"envelope": "soap"}, "envelope", "not one of command-bus, raw"),
         ({}, "routes", "must say where commands go"),
         ({"routes": {}}, "routes", "must say where commands go"),
         ({"routes": []}, "routes", "Expected `object | null`, got `array`"),

@@ -183,7 +183,8 @@ async def test_a_document_cannot_send_a_secret_to_another_host(tmp_path: Path) -
 
     assert is_ours(answer)
     assert flaw == text_of(answer)
-    assert text_of(answer).endswith("it is none of their hosts")
+    evil_host = f"localhost:{evil.port}"
+    assert text_of(answer).endswith(f"{evil_host} is none of their `hosts` in the credentials file")
     assert not evil.requests
     assert not target.requests
 

@@ -433,6 +433,20 @@ async def test_messages_are_listed_by_state_group_and_time(site: StoreSite) -> N
     assert await listed(site, since=since) == ["new"]
 
 
+@pytest.mark.rule("CMD-2", "ORD-11")
+async def test_a_letter_that_holds_its_group_is_listed_as_failed_and_what_is_behind_it_as_ready(
+    site: StoreSite,
+) -> None:
+    await site.put(message("letter", messageGroupId="g"), message("behind", messageGroupId="g"))
+    handles = await site.take()
+    await site.finisher.finish([Finish(handles[0], FAILURE, is_held=True)])
+    await site.broker.nack([Nack(each) for each in handles[1:]])
+
+    assert await listed(site, status=MessageStatus.READY) == ["behind"]
+    assert await listed(site, status=MessageStatus.FAILED) == ["letter"]
+    assert (await site.found("letter")).status is MessageStatus.FAILED
+
+
 @pytest.mark.rule("CMD-2")
 async def test_the_messages_of_other_queues_are_not_listed(site: StoreSite) -> None:
     await site.put(message("a"))

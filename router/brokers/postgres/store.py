@@ -74,7 +74,8 @@ WITH looked_at AS MATERIALIZED (
     SELECT looked_at.*, batch_id
     FROM looked_at LEFT JOIN message_router.queue_batches AS entry ON entry.number = batch
     WHERE looked_at.queue = $1
-      AND ($3::text IS NULL OR state = $3)
+      AND ($3::text IS NULL
+           OR CASE WHEN not_before = to_timestamp({HELD_UNTIL}) THEN 'failed' ELSE state END = $3)
       AND ($4::boolean IS NULL OR $4 = (
           run_after IS NOT NULL AND not_before IS NOT NULL AND first_claimed_at IS NULL
       ))

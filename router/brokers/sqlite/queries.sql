@@ -407,7 +407,7 @@ fitting AS (
     SELECT looked_at.*, batch_id
     FROM looked_at LEFT JOIN queue_batches ON number = batch
     WHERE looked_at.queue = :queue
-      AND (:state IS NULL OR state = :state)
+      AND (:state IS NULL OR iif(not_before = :held_until, 'failed', state) = :state)
       AND (:is_scheduled IS NULL OR :is_scheduled = (
           wakes_at IS NOT NULL AND not_before IS NOT NULL AND first_claimed_at IS NULL
       ))

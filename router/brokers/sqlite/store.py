@@ -58,6 +58,7 @@ class SqliteMessageStore:
             "queue": self._table.queue,
             "state": state,
             "is_scheduled": is_scheduled,
+            "held_until": HELD_UNTIL,
             "group": wanted.group,
             "since": wanted.since,
             "unix": self._unix,

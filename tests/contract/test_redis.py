@@ -240,6 +240,28 @@ async def test_what_a_dead_router_held_of_a_strict_queue_comes_first_and_in_orde
     assert bodies(received) == ["b", "c", "d", "e"]
 
 
+@pytest.mark.rule("BRK-5", "ROUTE-5")
+async def test_all_that_a_dead_router_held_comes_without_a_pause(
+    server: RedisServer, brokers: BrokerRegistry
+) -> None:
+    """However much of it is for a pool that is full: messages of others are behind it."""
+    queue = replace(queue_at(f"{server.url}?stream=orders"), visibility_timeout=2)
+    names = [str(number) for number in range(40)]
+    async with both_ends(brokers, queue) as ends:
+        await ends.publisher.publish([publication(name) for name in names])
+        async with (
+            BrokerRegistry(worker_id="worker-2", dedup_window=300.0) as others,
+            others.open_queue(queue) as dead,
+        ):
+            await several(dead, 40)
+        await asyncio.sleep(2.1)
+
+        async with asyncio.timeout(2 / 4):  # until the next look
+            received = [each for _ in range(4) for each in await ends.broker.receive(10)]
+
+    assert bodies(received) == names
+
+
 @pytest.mark.rule("P3", "BRK-6")
 async def test_what_the_server_handed_out_in_an_answer_that_was_lost_comes_first(
     ends: Ends, client: Any

@@ -314,7 +314,7 @@ class RedisBroker:
             rows, last, wait_ms = await self._run(
                 CLAIM, lease_ms, limit, int(looks), int(self._is_strict)
             )
-            if looks:
+            if looks and len(rows) < limit:  # else there may be more whose lease has ended
                 self._next_look = asked_at + min(LOOK_SECONDS, self.lease_seconds / 4)
             self._last_id = last.decode()
             messages = [self._received(row, asked_at) for row in rows]

@@ -15,6 +15,7 @@ from bench import (
     fairness,
     instrumentation,
     latency,
+    order_store,
     process,
     references,
     report,
@@ -69,10 +70,20 @@ PARTS: Final[Mapping[str, Callable[[argparse.Namespace], ReportTable]]] = {
     "throughput": _throughput,
     "latency": lambda given: latency.measure(given.samples),
     "fairness": lambda given: fairness.measure(given.fast_messages, given.rounds),
+    "order-store": lambda given: order_store.measure(given.stored, given.stored_groups),
     "curves": lambda given: curves.measure(given.curve_rounds, given.backlog),
 }
 LONG: Final = frozenset(
-    {"adapters", "commands", "curves", "instrumentation", "processes", "scrape", "targets"}
+    {
+        "adapters",
+        "commands",
+        "curves",
+        "instrumentation",
+        "order-store",
+        "processes",
+        "scrape",
+        "targets",
+    }
 )
 BY_DEFAULT: Final = tuple(name for name in PARTS if name not in LONG)
 
@@ -140,6 +151,10 @@ def _read_options() -> argparse.Namespace:
     options.add_argument("--fast-messages", type=int, default=3_000, help="of fairness (3000)")
     options.add_argument("--curve-rounds", type=int, default=1, help="of curves (1)")
     options.add_argument("--backlog", type=int, default=1_000_000, help="of curves, at most")
+    options.add_argument("--stored", type=int, default=1_000_000, help="of order-store (1000000)")
+    options.add_argument(
+        "--stored-groups", type=int, default=100_000, help="of order-store (100000)"
+    )
     options.add_argument(
         "--json", type=Path, default=Path("bench.json"), help="results (bench.json)"
     )

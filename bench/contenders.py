@@ -55,6 +55,7 @@ class ContenderJob:
     env: Mapping[str, str] = field(default_factory=lambda: NOTHING)
     pools: int = 1
     concurrency: int = CONCURRENCY
+    options: Mapping[str, object] = field(default_factory=dict)  # of the queue
 
     def document(self) -> dict[str, object]:
         """The routing configuration."""
@@ -63,6 +64,7 @@ class ContenderJob:
             "queueName": self.queue.name,
             "queueUri": self.queue.uri,
             "visibilityTimeout": self.queue.visibility_timeout,
+            **self.options,
         }
         pools = [{"code": code, "concurrency": self.concurrency} for code in codes]
         return {"queues": [queue], "processingPools": pools}

@@ -429,8 +429,11 @@ class OrderLog(Protocol):
         Disconnected, QueueRefused or DataRefused.
         """
 
-    async def unsettled_groups(self) -> Sequence[GroupKey]:
-        """Return the groups of which it has a message."""
+    async def unsettled_groups(self, after: GroupKey | None = None) -> Sequence[GroupKey]:
+        """Return groups of which it has a message, in an order of its own, some thousand at most.
+
+        The first ones, or those after this one.
+        """
 
     async def which_are_stored(self, groups: Collection[GroupKey]) -> Collection[GroupKey]:
         """Return those of the groups of which it has a message."""

@@ -38,6 +38,7 @@ MAX_ERROR_CHARACTERS: Final = 1024
 # When a message is due that was given up and holds its group (ORD-11): in the year 9999, at an
 # instant that no publisher writes for "never". It counts as never delivered, so that no change of a
 # clock moves it.
+GROUPS_AT_ONCE: Final = 5_000  # that an order store tells
 HELD_UNTIL: Final = 253_370_764_800.0 + 12_345  # whole seconds: PostgreSQL is exact there
 UNNAMED: Final = "FAILED"  # the code of a failure that has none
 

@@ -1,10 +1,8 @@
 """Which groups of a strict queue are in the order store, or on their way there (ORD-4)."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from hashlib import blake2b
 from typing import Final
-
-from msgspec import Struct
 
 from router.core.message import DEFAULT_GROUP, Message, Mode
 
@@ -12,6 +10,8 @@ MAX_NAME_CHARACTERS: Final = 100  # that a work queue takes
 ORDER_PREFIX: Final = "order:"  # of the names of work queues that are order stores
 MAX_SHARED_MESSAGES: Final = 100_000  # of a queue (ORD-13)
 MAX_UNSENT_MESSAGES: Final = 1_000  # of a queue that are stored although nothing was sent (ORD-6)
+
+MAX_FIRST_REMEMBERED: Final = 1_000  # messages with which groups became stored
 
 # Of a group in the order store: the pool that messages name, and their group.
 GroupKey = tuple[str, str]
@@ -36,54 +36,76 @@ def store_name(queue: str) -> str:
     return f"{name[: MAX_NAME_CHARACTERS - len(digest) - 1]}-{digest}"
 
 
-class _Stored(Struct):
-    moving: int = 0  # messages on their way to the store
-    moves: int = 0  # how many ever were
-    first: str = ""  # the message with which it became stored; "": not known
-
-
-class StoredGroups(dict[GroupKey, _Stored]):
+class StoredGroups:
     """A group is in here from the moment its first message is chosen for the store.
 
     It stays until the store was found to have nothing of it, while nothing was on its way. So it
     may be in here for a moment too long, and never too short.
+
+    There may be hundreds of thousands, so each costs no more than its name and a number.
     """
+
+    def __init__(self) -> None:
+        # By pool, then group: how many messages are on their way.
+        self._moving: dict[str, dict[str, int]] = {}
+        self._first: dict[GroupKey, str] = {}  # with which they became stored, of the latest
+        self._asked: set[GroupKey] = set()  # about which the store is being asked right now
 
     def begin(self, group: GroupKey, message_id: str) -> str:
         """Note that a message is on its way: before anything is awaited.
 
-        Return the message with which its group became stored.
+        Return the message with which its group became stored; "": not known.
         """
-        stored = self.get(group)
-        if stored is None:
-            stored = self[group] = _Stored(first=message_id)
-        stored.moving += 1
-        stored.moves += 1
-        return stored.first
+        pool, name = group
+        groups = self._moving.setdefault(pool, {})
+        if name not in groups:
+            self._first[group] = message_id
+            if len(self._first) > MAX_FIRST_REMEMBERED:
+                del self._first[next(iter(self._first))]
+        groups[name] = groups.get(name, 0) + 1
+        self._asked.discard(group)
+        return self._first.get(group, "")
 
     def end(self, group: GroupKey, *, forget: bool = False) -> None:
         """Note that a message has arrived, or does not go there after all.
 
         `forget`: nobody asks whether the group is stored, because everything is.
         """
-        stored = self[group]
-        stored.moving -= 1
-        if forget and not stored.moving:
-            del self[group]
+        pool, name = group
+        self._moving[pool][name] -= 1
+        if forget and not self._moving[pool][name]:
+            self._forget(group)
 
     def load(self, groups: Iterable[GroupKey]) -> None:
         """Note what the store has."""
         for group in groups:
-            self.setdefault(group, _Stored())
+            self._moving.setdefault(group[0], {}).setdefault(group[1], 0)
+            self._asked.discard(group)
 
-    def ask(self, groups: Iterable[GroupKey]) -> dict[GroupKey, int]:
+    def ask(self, groups: Iterable[GroupKey]) -> Collection[GroupKey]:
         """Return those about which the store can be asked: nothing of them is on its way."""
-        known = [group for group in groups if group in self and not self[group].moving]
-        return {group: self[group].moves for group in known}
+        self._asked = {
+            group for group in groups if self._moving.get(group[0], {}).get(group[1]) == 0
+        }
+        return tuple(self._asked)
 
-    def answer(self, asked: dict[GroupKey, int], stored: Collection[GroupKey]) -> None:
+    def answer(self, stored: Collection[GroupKey]) -> None:
         """Forget those that the store does not have, unless a message went there meanwhile."""
-        for group in asked.keys() - set(stored):
-            known = self.get(group)
-            if known is not None and known.moves == asked[group]:
-                del self[group]
+        for group in self._asked - set(stored):
+            self._forget(group)
+
+    def _forget(self, group: GroupKey) -> None:
+        pool, name = group
+        del self._moving[pool][name]
+        self._first.pop(group, None)
+        if not self._moving[pool]:
+            del self._moving[pool]
+
+    def __contains__(self, group: GroupKey | None) -> bool:
+        return group is not None and group[1] in self._moving.get(group[0], ())
+
+    def __iter__(self) -> Iterator[GroupKey]:
+        return ((pool, name) for pool, groups in self._moving.items() for name in groups)
+
+    def __bool__(self) -> bool:
+        return bool(self._moving)

@@ -145,7 +145,7 @@ class QueueOrder:
             try:
                 async with self._open() as order_log:
                     if not self.carries:
-                        self.groups.load(await order_log.unsettled_groups())
+                        await self._load(order_log)
                     await self._measure(order_log)
             except BrokerError as error:
                 self._report(str(error))
@@ -156,6 +156,13 @@ class QueueOrder:
                     return
                 self._report(FULL if self._is_full else f"it has {self._store.max_shared} of them")
         await self.moved.wait(WAIT_SECONDS)
+
+    async def _load(self, order_log: OrderLog) -> None:
+        """Note which groups are stored, some thousand at a time."""
+        after: GroupKey | None = None
+        while groups := await order_log.unsettled_groups(after):
+            self.groups.load(groups)
+            after = groups[-1]
 
     @property
     def _is_full(self) -> bool:
@@ -187,7 +194,7 @@ class QueueOrder:
                     else read_raw(self.queue.route, received)
                 )
                 groups.add((message.pool or DEFAULT_POOL, message.group or DEFAULT_GROUP))
-        unknown = groups - self.groups.keys()
+        unknown = {group for group in groups if group not in self.groups}
         if unknown:
             async with self._open() as order_log:
                 self.groups.load(await order_log.which_are_stored(unknown))
@@ -287,17 +294,17 @@ class QueueOrder:
         finally:
             if key is not None:
                 self.groups.end(key, forget=self.carries)
-                self._check({key} & self.groups.keys())
+                self._check({key})
 
     def note_ended(self, jobs: Sequence[Job]) -> None:
         """Note that these messages have left the store: accepted, or dead letters."""
         self._added -= len(jobs)
         keys = {(job.message.pool or DEFAULT_POOL, job.group) for job in jobs}
-        self._check(keys & self.groups.keys())
+        self._check(keys)
 
     def _check(self, groups: Iterable[GroupKey]) -> None:
         """Ask whether anything is left of these groups, which may be direct again."""
-        self._to_check.update(groups)
+        self._to_check.update(group for group in groups if group in self.groups)
         if self._to_check and not self._is_checking:
             self._is_checking = True
             self._tasks.create_task(self._check_all(), name=f"check {self.queue.name}")
@@ -308,13 +315,13 @@ class QueueOrder:
             asked, self._to_check = self.groups.ask(self._to_check), set()
             try:
                 async with self._open() as order_log:
-                    stored = await order_log.which_are_stored(asked.keys()) if asked else ()
+                    stored = await order_log.which_are_stored(asked) if asked else ()
             except BrokerError as error:
                 log.info("stored groups could not be checked: %s", error)
                 self._to_check.update(asked)
                 await self.moved.wait(next(delays))
             else:
-                self.groups.answer(asked, stored)
+                self.groups.answer(stored)
         self._is_checking = False
 
     async def _move_all(self) -> None:
@@ -416,7 +423,7 @@ class QueueOrder:
             lost.add(group)
             dropped.append(job)
             self._end_move(job)
-        self._check(group for group in lost if group is not None and group in self.groups)
+        self._check(group for group in lost if group is not None)
         for job in [each for each in dropped if each in each.settler.held]:
             job.settler.forfeit(job)
         return kept

@@ -136,6 +136,36 @@ async def test_an_upgraded_file_knows_the_pools_of_what_is_in_it(tmp_path: Path)
     assert bodies(slow) == ["s4", "s1", "s2", "s3", "tick"]
 
 
+@pytest.mark.rule("WQ-12", "ORD-7")
+@pytest.mark.clock("virtual")
+async def test_an_upgraded_order_store_knows_how_much_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "order.db"
+    write_old_file(path)
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(
+            "UPDATE queue_entries SET queue = 'order:q' WHERE queue = 'orders';"
+            "UPDATE queue_progress SET queue = 'order:q' WHERE queue = 'orders';"
+            "UPDATE queue_groups SET queue = 'order:q' WHERE queue = 'orders';"
+        )
+        wanted = db.execute(
+            "SELECT count(*), sum(size) FROM queue_progress"
+            " WHERE queue = 'order:q' AND finished_at IS NULL"
+        ).fetchone()
+        db.commit()
+
+    async with (
+        reopened_file(path, "order:q") as ends,
+        ends.brokers.open_order_log(ends.queue) as order_log,
+    ):
+        before = await order_log.size()
+        (first, *_) = await ends.broker.receive(1)
+        await ends.broker.ack([first.handle])
+        after = await order_log.size()
+
+    assert (before.messages, before.bytes) == wanted
+    assert (after.messages, after.bytes) == (wanted[0] - 1, wanted[1] - len(first.body))
+
+
 @pytest.mark.rule("WQ-12")
 async def test_an_upgraded_file_has_the_schema_of_a_new_one(tmp_path: Path) -> None:
     write_old_file(tmp_path / "old.db")

@@ -1,5 +1,6 @@
 """The order store of a strict queue: what is appended is claimed in order (ORD-4 to ORD-8)."""
 
+import re
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
+from router.brokers.postgres.order import SIZE, UNSETTLED
 from router.core.config import QueueConfig
 from router.core.message import ReceivedMessage, Tally, parse
 from router.core.outcome import Ending, Failure
@@ -25,10 +27,13 @@ from router.ports import (
     Publication,
     QueueRefused,
     StoredMessage,
+    StoreSize,
 )
 from tests.contract.postgres_place import PostgresPlace
 
 pytestmark = pytest.mark.anyio
+
+EXPLAIN = "EXPLAIN (ANALYZE, BUFFERS)"
 
 
 class LogSite(Struct, frozen=True):
@@ -172,6 +177,76 @@ async def test_a_letter_holds_back_what_is_behind_it_and_no_other_group(site: Lo
     depth = await site.broker.depth()
     assert depth is not None
     assert depth.due == 0
+
+
+@pytest.mark.rule("ORD-7")
+async def test_the_store_counts_what_comes_and_what_ends(site: LogSite) -> None:
+    items = {name: stored(name, None) for name in "abcdef"}
+    size_of = {name: len(item.publication.body) for name, item in items.items()}
+    await site.log.append([items["a"], items["b"]])
+    await site.log.size()  # puts the counts together
+    assert await site.log.append([items["b"], items["c"]]) == 1
+    await site.log.append([items["d"], items["e"], items["f"]])
+    a, b, c = await site.broker.receive(3)
+    await site.broker.ack([a.handle])
+    await site.broker.ack([a.handle])  # once more
+    await site.broker.ack([b.handle], error="given up")
+    await site.broker.nack([Nack(c.handle)])
+    assert await site.store.cancel("d") is Cancellation.CANCELLED
+
+    size = await site.log.size()
+
+    assert (size.messages, size.bytes) == (3, sum(size_of[name] for name in "cef"))
+    assert await site.log.size() == replace(size, oldest_seconds=pytest.approx(0.0, abs=60))
+    left = await site.broker.receive(10)
+    await site.broker.ack([each.handle for each in left])
+    assert await site.log.size() == StoreSize()
+    assert not set(site.stores) & set(await site.log.count_stored())
+
+
+@pytest.mark.rule("ORD-4")
+async def test_groups_are_told_page_by_page(site: LogSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{type(site.log).__module__}.GROUPS_AT_ONCE", 2)
+    await site.log.append([stored(f"{n}", f"g{n % 5}") for n in range(20)])
+
+    pages, after = [], None
+    while page := await site.log.unsettled_groups(after):
+        pages.append(page)
+        after = page[-1]
+
+    assert [len(page) for page in pages] == [2, 2, 1]
+    assert {group for page in pages for group in page} == {("P", f"g{n}") for n in range(5)}
+
+
+@pytest.mark.slow
+@pytest.mark.rule("ORD-7", "P4")
+async def test_a_large_store_in_postgresql_is_asked_as_quickly(postgres: PostgresPlace) -> None:
+    base, _, name = postgres.new_uri().partition("queue=")
+    server, queue = postgres.server, f"order:{name}"
+    async with (
+        BrokerRegistry(worker_id="w", dedup_window=300) as registry,
+        registry.open_order_log(QueueConfig(name="q", uri=f"{base}queue={queue}")) as log,
+    ):
+        pages = []
+        for count in (50, 20_000):
+            items = [stored(f"{count}-{n}", delay=3600.0) for n in range(count)]
+            for start in range(0, count, 2000):
+                await log.append(items[start : start + 2000])
+            await log.size()
+            pages.append(
+                [
+                    sum(map(int, re.findall(r"hit=(\d+)", server.sql(f"{EXPLAIN} {asked}"))[:1]))
+                    for asked in (
+                        SIZE.replace("$1", f"'{queue}'"),
+                        UNSETTLED.replace("$1", f"'{queue}'")
+                        .replace("$2", "NULL")
+                        .replace("$3", "NULL")
+                        .replace("$4", "100"),
+                    )
+                ]
+            )
+
+    assert all(large <= 2 * small + 20 for small, large in zip(*pages, strict=True))
 
 
 @pytest.mark.rule("ORD-11")

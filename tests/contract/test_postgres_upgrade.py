@@ -112,6 +112,31 @@ async def test_a_schema_of_the_version_before_keeps_all_that_is_in_it(fresh_url:
     assert tick == 42
 
 
+@pytest.mark.rule("WQ-12", "ORD-7")
+async def test_an_upgraded_order_store_knows_how_much_it_has(fresh_url: str) -> None:
+    await write_old_schema(fresh_url)
+    async with connected(fresh_url) as connection:
+        await connection.execute(
+            "UPDATE message_router.queue_messages SET queue = 'order:q' WHERE queue = 'orders'"
+        )
+        wanted = await connection.fetchrow(
+            "SELECT count(*), sum(length(body)) FROM message_router.queue_messages"
+            " WHERE queue = 'order:q' AND finished_at IS NULL"
+        )
+
+    async with (
+        opened(fresh_url, "order:q") as ends,
+        ends.brokers.open_order_log(ends.queue) as order_log,
+    ):
+        before = await order_log.size()
+        (first, *_) = await ends.broker.receive(1)
+        await ends.broker.ack([first.handle])
+        after = await order_log.size()
+
+    assert (before.messages, before.bytes) == tuple(wanted)
+    assert (after.messages, after.bytes) == (wanted[0] - 1, wanted[1] - len(first.body))
+
+
 @pytest.mark.rule("WQ-12", "ROUTE-5")
 async def test_an_upgraded_schema_can_be_asked_for_pools(fresh_url: str) -> None:
     await write_old_schema(fresh_url)

@@ -20,13 +20,14 @@ from router.brokers.sqlite.connection import (
     SCHEMA_VERSION,
     prepare_schema,
 )
-from router.brokers.sqlite.queue_table import PRUNED_AT_ONCE
+from router.brokers.sqlite.order import SqliteOrderLog
+from router.brokers.sqlite.queue_table import PRUNED_AT_ONCE, QueueTable
 from router.brokers.sqlite.work_queue import PRUNE_EVERY_MESSAGES, PRUNE_PAUSE_SECONDS
 from router.brokers.work_queue import MAX_ERROR_CHARACTERS
 from router.brokers.workers import THIS_MACHINE
 from router.core.message import UNTRIED, Message, Mode, Tally, parse
 from router.core.outcome import Ending, Failure
-from router.ports import Depth, PoolFilter, Publication, QueueRefused
+from router.ports import Depth, PoolFilter, Publication, QueueRefused, StoredMessage
 from tests.support.queue_model import WorkQueueComparison
 from tests.support.work_queues import LEASE, WINDOW, Queue, QueueClock, publication, story
 
@@ -1061,6 +1062,27 @@ def steps_of_a_claim(table: Queue) -> int:
     with counted_steps(table.db) as steps:
         table.claim_ids(limit=10)
     return steps[0]
+
+
+@pytest.mark.rule("ORD-7", "P4")
+def test_an_order_store_is_measured_as_quickly_however_much_it_has(
+    memory: MemoryDatabase, clock: QueueClock, runner: asyncio.Runner
+) -> None:
+    table = QueueTable("order:q", "anna", WINDOW, clock, clock)
+    order_log = SqliteOrderLog(memory, table)
+    steps, sizes = [], []
+    for count in (10, 2000):
+        items = [
+            StoredMessage(publication(f"{count}-{n}", key=f"{count}-{n}"), "g")
+            for n in range(count)
+        ]
+        runner.run(order_log.append(items))
+        with counted_steps(memory.db) as counted:
+            sizes.append(runner.run(order_log.size()).messages)
+        steps.append(counted[0])
+
+    assert sizes == [10, 2010]
+    assert steps[0] == steps[1]
 
 
 BACKLOGS: dict[str, Callable[[int], Publication]] = {

@@ -19,7 +19,7 @@ from router.signal import Signal, wait_for_signal
 log = logging.getLogger(__name__)
 
 SCHEMA_VERSION: Final = 6  # that schema.sql installs; only with this one routers work
-REVISION: Final = 4  # of that version; with an older one this router does not work
+REVISION: Final = 5  # of that version; with an older one this router does not work
 OLDEST_SERVER_VERSION: Final = 15
 MAX_CONNECTIONS: Final = 4  # of this process, and one that listens
 MAX_CLAIMS: Final = 2  # of those, so that settling never waits for a claim that waits for its turn

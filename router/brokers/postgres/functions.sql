@@ -803,7 +803,11 @@ BEGIN
         WHERE message.id = ending.id AND message.lease_token = ending.token
           AND message.finished_at IS NULL
         RETURNING message.id, message.queue, message.group_key, message.state, message.worker_id,
-                  message.batch, ending.error, ending.place
+                  message.batch, message.stored_bytes, ending.error, ending.place
+    ), shrunk AS (
+        INSERT INTO order_sizes (queue, messages, bytes)
+        SELECT done.queue, -count(*), -sum(done.stored_bytes) FROM done
+        WHERE done.stored_bytes IS NOT NULL GROUP BY done.queue
     ), changed AS (
         INSERT INTO queue_changes (queue, group_key)
         SELECT DISTINCT done.queue, done.group_key FROM done WHERE done.group_key IS NOT NULL
@@ -863,7 +867,10 @@ BEGIN
             WHERE other.message_id = _message_id AND other.queue = _queue AND other.id <> _id
               AND other.finished_at IS NULL
         )
-        RETURNING message.group_key, message.batch
+        RETURNING message.group_key, message.batch, message.stored_bytes
+    ), shrunk AS (
+        INSERT INTO order_sizes (queue, messages, bytes)
+        SELECT _queue, -1, -done.stored_bytes FROM done WHERE done.stored_bytes IS NOT NULL
     ), changed AS (
         INSERT INTO queue_changes (queue, group_key)
         SELECT _queue, done.group_key FROM done WHERE done.group_key IS NOT NULL

@@ -12,6 +12,7 @@ from router.brokers.postgres.work_queue import (
     text,
 )
 from router.brokers.work_queue import (
+    GROUPS_AT_ONCE,
     HELD_UNTIL,
     MAX_ERROR_CHARACTERS,
     no_sinks,
@@ -35,30 +36,56 @@ WHERE message.queue = $1 AND message.identity = item.identity
           AND clock_timestamp() + make_interval(secs => $3)
 """
 _APPEND: Final = """
-INSERT INTO message_router.queue_messages (
-    queue, message_id, identity, pool, group_id, priority, body, not_before, correlation_id,
-    payload_size, attempts, posts, run_after, last_error, lease_token, error_code, http_status
+WITH added AS (
+    INSERT INTO message_router.queue_messages (
+        queue, message_id, identity, pool, group_id, priority, body, stored_bytes, not_before,
+        correlation_id, payload_size, attempts, posts, run_after, last_error, lease_token,
+        error_code, http_status
+    )
+    SELECT $1, item.message_id, item.identity, item.pool, item.group_id, item.priority, item.body,
+           length(item.body), to_timestamp(item.not_before), item.correlation_id,
+           item.payload_size, item.attempts, item.posts,
+           CASE WHEN item.delay > 0 THEN clock_timestamp() + make_interval(secs => item.delay) END,
+           nullif(item.error, ''), item.token, item.code, item.status
+    FROM unnest(
+             $2::text[], $3::text[], $4::text[], $5::text[], $6::smallint[], $7::bytea[],
+             $8::float8[], $9::text[], $10::integer[], $11::integer[], $12::integer[],
+             $13::float8[], $14::text[], $15::bigint[], $16::text[], $17::integer[]
+         ) WITH ORDINALITY AS item (
+             message_id, identity, pool, group_id, priority, body, not_before, correlation_id,
+             payload_size, attempts, posts, delay, error, token, code, status, number
+         )
+    ORDER BY item.number
+    ON CONFLICT DO NOTHING
+    RETURNING stored_bytes
+), grown AS (
+    INSERT INTO message_router.order_sizes (queue, messages, bytes)
+    SELECT $1, count(*), sum(stored_bytes) FROM added HAVING count(*) > 0
 )
-SELECT $1, item.message_id, item.identity, item.pool, item.group_id, item.priority, item.body,
-       to_timestamp(item.not_before), item.correlation_id, item.payload_size, item.attempts,
-       item.posts,
-       CASE WHEN item.delay > 0 THEN clock_timestamp() + make_interval(secs => item.delay) END,
-       nullif(item.error, ''), item.token, item.code, item.status
-FROM unnest(
-         $2::text[], $3::text[], $4::text[], $5::text[], $6::smallint[], $7::bytea[],
-         $8::float8[], $9::text[], $10::integer[], $11::integer[], $12::integer[], $13::float8[],
-         $14::text[], $15::bigint[], $16::text[], $17::integer[]
-     ) WITH ORDINALITY AS item (
-         message_id, identity, pool, group_id, priority, body, not_before, correlation_id,
-         payload_size, attempts, posts, delay, error, token, code, status, number
-     )
-ORDER BY item.number
-ON CONFLICT DO NOTHING
-RETURNING id
+SELECT count(*)::integer AS messages FROM added
 """
-_UNSETTLED: Final = """
-SELECT DISTINCT pool, group_id FROM message_router.queue_messages
-WHERE queue = $1 AND group_key IS NOT NULL AND finished_at IS NULL
+# The first message of each group. Looking for the next group takes one look into an index, however
+# many messages wait in this one.
+UNSETTLED: Final = """
+WITH RECURSIVE known AS (
+    (
+        SELECT group_key, pool, group_id FROM message_router.queue_messages
+        WHERE queue = $1 AND group_key IS NOT NULL AND finished_at IS NULL
+          AND ($2::text IS NULL OR group_key > hashtextextended(
+              length($2)::text || ' ' || $2 || ' ' || $3::text, 0
+          ))
+        ORDER BY group_key, high_priority, id LIMIT 1
+    )
+    UNION ALL
+    SELECT next.* FROM known CROSS JOIN LATERAL (
+        SELECT message.group_key, message.pool, message.group_id
+        FROM message_router.queue_messages AS message
+        WHERE message.queue = $1 AND message.group_key IS NOT NULL
+          AND message.finished_at IS NULL AND message.group_key > known.group_key
+        ORDER BY message.group_key, message.high_priority, message.id LIMIT 1
+    ) AS next
+)
+SELECT pool, group_id FROM known LIMIT $4
 """
 _STORED: Final = """
 SELECT wanted.pool, wanted.group_id FROM unnest($2::text[], $3::text[]) AS wanted (pool, group_id)
@@ -70,14 +97,28 @@ WHERE EXISTS (
       )
 )
 """
-_SIZE: Final = """
-SELECT count(*) AS messages, coalesce(sum(length(body)), 0)::bigint AS bytes,
-       coalesce(extract(epoch FROM clock_timestamp() - min(published_at)), 0)::float8 AS oldest
-FROM message_router.queue_messages WHERE queue = $1 AND finished_at IS NULL
+# The sum is that of the rows from before they are replaced by it.
+SIZE: Final = """
+WITH folded AS (
+    DELETE FROM message_router.order_sizes WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM message_router.order_sizes WHERE queue = $1 FOR UPDATE SKIP LOCKED
+    ))
+    RETURNING messages, bytes
+), total AS (
+    INSERT INTO message_router.order_sizes (queue, messages, bytes)
+    SELECT $1, sum(messages), sum(bytes) FROM folded HAVING count(*) > 0
+)
+SELECT coalesce(sum(messages), 0)::bigint AS messages, coalesce(sum(bytes), 0)::bigint AS bytes,
+       coalesce(extract(epoch FROM clock_timestamp() - (
+           SELECT published_at FROM message_router.queue_messages
+           WHERE queue = $1 AND stored_bytes IS NOT NULL AND finished_at IS NULL
+           ORDER BY id LIMIT 1
+       )), 0)::float8 AS oldest
+FROM message_router.order_sizes WHERE queue = $1
 """
 _COUNT_STORED: Final = """
-SELECT queue, count(*) AS messages FROM message_router.queue_messages
-WHERE finished_at IS NULL AND starts_with(queue, $1) GROUP BY queue
+SELECT queue, sum(messages)::bigint AS messages FROM message_router.order_sizes
+WHERE starts_with(queue, $1) GROUP BY queue HAVING sum(messages) > 0
 """
 _COUNT_HELD: Final = f"""
 SELECT count(*) AS groups FROM message_router.queue_messages
@@ -183,10 +224,11 @@ class PostgresOrderLog:
             [None if item.given_up is None else item.given_up.http_status for item in items],
         )
         self._database.signal(self._name).ring()
-        return len(rows)
+        return int(rows[0]["messages"])
 
-    async def unsettled_groups(self) -> Sequence[GroupKey]:
-        rows = await self._database.call(_UNSETTLED, self._name)
+    async def unsettled_groups(self, after: GroupKey | None = None) -> Sequence[GroupKey]:
+        pool, name = (None, None) if after is None else map(text, after)
+        rows = await self._database.call(UNSETTLED, self._name, pool, name, GROUPS_AT_ONCE)
         return [(row["pool"], row["group_id"]) for row in rows]
 
     async def which_are_stored(self, groups: Collection[GroupKey]) -> Collection[GroupKey]:
@@ -196,7 +238,7 @@ class PostgresOrderLog:
         return [asked[row["pool"], row["group_id"]] for row in rows]
 
     async def size(self) -> StoreSize:
-        (row,) = await self._database.call(_SIZE, self._name)
+        (row,) = await self._database.call(SIZE, self._name)
         return StoreSize(row["messages"], row["bytes"], row["oldest"])
 
     async def groups(self, limit: int, *, only_held: bool = False) -> Sequence[StoredGroup]:

@@ -77,6 +77,7 @@ CREATE TABLE queue_messages (
     last_claimed_at  timestamptz,
     returned_at      timestamptz,                   -- when it last went back, or its lease ended
     is_cancelled     boolean,                       -- it is to be cancelled by who holds it (CMD-13)
+    stored_bytes     integer,                       -- of its body, in an order store (ORD-4)
     finished_at      timestamptz,                   -- NULL: unsettled
     not_before       timestamptz,                   -- run_after is made of it (CMD-5)
     is_kept          boolean     NOT NULL DEFAULT false, -- for the retention of results (CMD-2)
@@ -134,6 +135,10 @@ CREATE INDEX kept ON queue_messages (queue, finished_at) WHERE finished_at IS NO
 -- Hardly ever is one among what was claimed: to find that out costs a look into an empty index.
 CREATE INDEX to_be_cancelled ON queue_messages (id) WHERE is_cancelled;
 
+-- What order stores have: who measures one reads its first message.
+CREATE INDEX stored ON queue_messages (queue, id)
+    WHERE stored_bytes IS NOT NULL AND finished_at IS NULL;
+
 CREATE INDEX by_message_id ON queue_messages (message_id, id);
 
 CREATE UNIQUE INDEX by_pgmq_id ON queue_messages (queue, pgmq_id, published_at)
@@ -147,6 +152,17 @@ CREATE TABLE queue_changes (
         autovacuum_vacuum_cost_delay = 0);
 
 CREATE INDEX changes_of_queue ON queue_changes (queue);
+
+-- How much order stores have: the sum of the rows of a queue. Each call that changes it adds one, so that
+-- no call waits for another. Who measures it replaces them by their sum.
+CREATE TABLE order_sizes (
+    queue     text    NOT NULL,
+    messages  bigint  NOT NULL,
+    bytes     bigint  NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,
+        autovacuum_vacuum_cost_delay = 0);
+
+CREATE INDEX sizes_of_queue ON order_sizes (queue);
 
 -- One row for each change of a message's state (WQ-8).
 CREATE TABLE queue_audit (
@@ -245,4 +261,4 @@ CREATE TRIGGER complete_row BEFORE INSERT ON queue_messages
     EXECUTE FUNCTION complete_row();
 
 INSERT INTO schema_versions (version, incarnation, revision)
-VALUES (6, left(replace(gen_random_uuid()::text, '-', ''), 16), 4);
+VALUES (6, left(replace(gen_random_uuid()::text, '-', ''), 16), 5);

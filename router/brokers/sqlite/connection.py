@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 BUSY_TIMEOUT_SECONDS: Final = 5.0  # that another process may hold the write lock
 ROOM_BYTES: Final = 2 * MAX_MESSAGE_BYTES  # free again on a disk that was full
 APPLICATION_ID: Final = 1297239633  # "MRQQ": marks the file as a work queue
-SCHEMA_VERSION: Final = 13
+SCHEMA_VERSION: Final = 14
 OLDEST_VERSION: Final = 10  # that can be upgraded
 
 _REFUSALS: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY})

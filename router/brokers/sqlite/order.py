@@ -7,7 +7,7 @@ from functools import partial
 from router.brokers.sqlite.connection import QUERIES
 from router.brokers.sqlite.queue_table import QueueTable, json_value, to_json
 from router.brokers.sqlite.work_queue import LARGE_BYTES, MANY_MESSAGES, Database
-from router.brokers.work_queue import HELD_UNTIL, stored_groups
+from router.brokers.work_queue import GROUPS_AT_ONCE, HELD_UNTIL, stored_groups
 from router.core.order import ORDER_PREFIX, GroupKey
 from router.ports import HeldLetter, StoredGroup, StoredMessage, StoreSize
 
@@ -27,8 +27,9 @@ class SqliteOrderLog:
         await self._database.sync()
         return added
 
-    async def unsettled_groups(self) -> Sequence[GroupKey]:
-        asked = {"queue": self._table.queue}
+    async def unsettled_groups(self, after: GroupKey | None = None) -> Sequence[GroupKey]:
+        pool, group = after or ("", "")
+        asked = {"queue": self._table.queue, "pool": pool, "group": group, "limit": GROUPS_AT_ONCE}
         return await self._database.run(
             lambda db: db.execute(QUERIES["unsettled_groups"], asked).fetchall(), is_large=True
         )
@@ -43,7 +44,8 @@ class SqliteOrderLog:
         asked = {"queue": self._table.queue}
 
         def work(db: sqlite3.Connection) -> StoreSize:
-            messages, size, since = db.execute(QUERIES["stored_size"], asked).fetchone()
+            found = db.execute(QUERIES["stored_size"], asked).fetchone()
+            messages, size, since = found or (0, 0, None)
             oldest = 0.0 if since is None else max(self._table.clock() - since, 0.0)
             return StoreSize(messages, size, oldest)
 

@@ -589,9 +589,14 @@ UPDATE queue_progress
 SET attempts = value ->> 1,
     posts = value ->> 2,
     wait_seconds = value ->> 3,
-    last_error = nullif(value ->> 4, '')
+    last_error = nullif(value ->> 4, ''),
+    stored_bytes = size
 FROM json_each(:tallies)
 WHERE queue_progress.id = value ->> 0;
+
+-- name: count_added
+INSERT INTO order_sizes VALUES (:queue, :messages, :bytes)
+ON CONFLICT DO UPDATE SET messages = messages + excluded.messages, bytes = bytes + excluded.bytes;
 
 -- name: hold
 -- These messages were given up, and stay in front of their groups (ORD-11). The negative token says that
@@ -635,8 +640,8 @@ SELECT count(*) FROM queue_progress AS held INDEXED BY wakes
 WHERE wakes_at > :held_from AND held.queue = :queue AND not_before = :held_until;
 
 -- name: count_stored
-SELECT queue, count(*) FROM queue_progress INDEXED BY lanes
-WHERE finished_at IS NULL AND queue >= :first AND queue < :last GROUP BY queue;
+SELECT queue, messages FROM order_sizes
+WHERE queue >= :first AND queue < :last AND messages > 0;
 
 -- name: list_groups
 -- Groups and what is in front of their lanes; of one group if :pool is given.
@@ -688,10 +693,11 @@ UPDATE queue_progress SET state = 'failed', wakes_at = NULL, finished_at = :now 
 
 -- name: unsettled_groups
 SELECT pool, group_id FROM queue_groups
-WHERE queue = :queue AND EXISTS (
+WHERE queue = :queue AND (pool, group_id) > (:pool, :group) AND EXISTS (
     SELECT 1 FROM queue_progress INDEXED BY lanes
     WHERE group_number = number AND finished_at IS NULL
-);
+)
+ORDER BY pool, group_id LIMIT :limit;
 
 -- name: stored_groups
 -- Those of :groups (pool and group) that have an unsettled message.
@@ -705,11 +711,13 @@ WHERE EXISTS (
 
 -- name: stored_size
 -- Messages, bytes, and when the first one was stored.
-SELECT messages, size, (SELECT published_at FROM queue_entries WHERE id = first)
-FROM (
-    SELECT count(*) AS messages, coalesce(sum(size), 0) AS size, min(id) AS first
-    FROM queue_progress WHERE queue = :queue AND finished_at IS NULL
-);
+SELECT messages, bytes, (
+    SELECT published_at FROM queue_entries WHERE id = (
+        SELECT id FROM queue_progress INDEXED BY stored
+        WHERE queue = :queue AND stored_bytes IS NOT NULL AND finished_at IS NULL
+        ORDER BY id LIMIT 1
+    )
+) FROM order_sizes WHERE queue = :queue;
 
 -- name: trial
 -- Changes nothing, but writes: it fails if the disk is still full.

@@ -128,6 +128,9 @@ class QueueTable(Struct, frozen=True):
             self.insert(db, [(row, item.publication.body) for item, row in added])
             tallies = [_tally_row(row.id, item) for item, row in added]
             db.execute(QUERIES["keep_tallies"], {"tallies": to_json(tallies)})
+            size = sum(len(item.publication.body) for item, _ in added)
+            grown = {"queue": self.queue, "messages": len(added), "bytes": size}
+            db.execute(QUERIES["count_added"], grown)
             held = [_letter_row(row.id, item) for item, row in added if item.given_up is not None]
             if held:
                 self.hold(db, held)

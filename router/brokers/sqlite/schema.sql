@@ -72,7 +72,8 @@ CREATE TABLE queue_progress (
     room             BLOB,
     pool_code        TEXT,                  -- as in queue_entries; NULL: look there (see `adopt`)
     returned_at      REAL,                  -- when it last went back, or its lease ended
-    is_cancelled     INTEGER                -- 1: it is to be cancelled by who holds it (CMD-13)
+    is_cancelled     INTEGER,               -- 1: it is to be cancelled by who holds it (CMD-13)
+    stored_bytes     INTEGER                -- the size of what was put into an order store (ORD-4)
 );
 
 -- What can be claimed, in claim order. A claim never steps over a blocked message.
@@ -90,6 +91,19 @@ CREATE INDEX lanes ON queue_progress (group_number, high_priority, queue)
 
 -- The delays and leases, by their ends.
 CREATE INDEX wakes ON queue_progress (wakes_at) WHERE wakes_at IS NOT NULL;
+
+-- What order stores have, in its order, and how much that is. Nothing of another queue is counted.
+CREATE INDEX stored ON queue_progress (queue) WHERE stored_bytes IS NOT NULL AND finished_at IS NULL;
+
+CREATE TABLE order_sizes (
+    queue            TEXT    PRIMARY KEY,
+    messages         INTEGER NOT NULL,
+    bytes            INTEGER NOT NULL
+) WITHOUT ROWID;
+
+CREATE TRIGGER stored_ended AFTER UPDATE OF finished_at ON queue_progress
+WHEN OLD.stored_bytes IS NOT NULL AND OLD.finished_at IS NULL AND NEW.finished_at IS NOT NULL
+BEGIN UPDATE order_sizes SET messages = messages - 1, bytes = bytes - OLD.stored_bytes WHERE queue = OLD.queue; END;
 
 -- For people: the whole of a message.
 CREATE VIEW queue_messages AS
@@ -157,4 +171,4 @@ CREATE TABLE queue_ticks (
 
 -- "MRQQ": marks the file as a work queue.
 PRAGMA application_id = 1297239633;
-PRAGMA user_version = 13;
+PRAGMA user_version = 14;

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -85,7 +86,7 @@ def _postgresql(_: Path) -> Iterator[BenchPlace]:
 
 
 @contextmanager
-def _pgmq(_: Path) -> Iterator[BenchPlace]:
+def _pgmq(_: Path, options: str = "") -> Iterator[BenchPlace]:
     numbers = itertools.count(1)
     with postgres.postgres_server() as server:
         server.install_pgmq()
@@ -93,7 +94,7 @@ def _pgmq(_: Path) -> Iterator[BenchPlace]:
         def new_queue() -> str:
             name = f"orders_{next(numbers)}"
             server.add_pgmq_queue(name)
-            return f"{server.pgmq_url}?queue={name}"
+            return f"{server.pgmq_url}?queue={name}{options}"
 
         yield BenchPlace(new_queue)
 
@@ -121,6 +122,7 @@ BROKERS: Final[Mapping[str, Callable[[Path], AbstractContextManager[BenchPlace]]
     "SQS": _sqs,
     "PostgreSQL": _postgresql,
     "PGMQ": _pgmq,
+    "PGMQ-without-states": partial(_pgmq, options="&state=false"),
     "RabbitMQ": _rabbitmq,
     "ActiveMQ": _activemq,
 }

@@ -262,22 +262,13 @@ class PgmqBroker:
     async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
         """Settle them, keep how they ended, and send what goes out, in one transaction."""
         leases = [cast("PgmqLease", item.handle) for item in items]
-        failed = [
-            number
-            for number, item in enumerate(items, 1)
-            if item.ending.failure is not None and not item.ending.is_cancelled
-        ]
-        outgoing = [
-            _sent(each, number) for number, item in enumerate(items, 1) for each in item.outgoing
-        ]
         states = self._states
-        columns = (
-            *fences(leases),
-            failed,
-            *item_columns(outgoing, with_states=states is not None),
-            *(() if states is None else states.ending_columns(items)),
-        )
-        (row,) = await self._database.call(self._table.finish, self._address.name, *columns)
+        accepted = None if states is None else states.acceptance_columns(items)
+        if accepted is not None:
+            row = await self._settle(self._table.accept, leases, *accepted)
+        else:
+            columns = self._ending_columns(items)
+            row = await self._settle(self._table.finish, leases, *columns)
         if states is not None:
             await states.limit_results(items)
         self._signal.ring()
@@ -289,6 +280,21 @@ class PgmqBroker:
                 if position not in row["lost"]
             ),
         ]
+
+    def _ending_columns(self, items: Sequence[Finish]) -> tuple[object, ...]:
+        """Return which of them failed, what goes out, and how they ended if that is kept."""
+        failed = [
+            number
+            for number, item in enumerate(items, 1)
+            if item.ending.failure is not None and not item.ending.is_cancelled
+        ]
+        outgoing = [
+            _sent(each, number) for number, item in enumerate(items, 1) for each in item.outgoing
+        ]
+        if self._states is None:
+            return (failed, *item_columns(outgoing, with_states=False))
+        ends = self._states.ending_columns(items)
+        return (failed, *item_columns(outgoing, with_states=True), *ends)
 
     async def _settle(self, query: str, leases: Sequence[PgmqLease], *more: object) -> Row:
         """Return the positions of those leases that were `lost`; the others are settled."""

@@ -16,7 +16,7 @@ from router.ports import MessageFilter, MessagePage, MessageRecord, MessageStatu
 LIVE: Final = """CASE
     WHEN noted.finished_at IS NOT NULL THEN upper(noted.state)
     WHEN vt <= clock_timestamp() THEN 'READY'
-    WHEN noted.state <> 'ready' THEN 'IN_FLIGHT'
+    WHEN noted.lease_token IS NOT NULL THEN 'IN_FLIGHT'
     WHEN noted.run_after > clock_timestamp() - interval '1 second' THEN
         CASE WHEN noted.first_claimed_at IS NULL THEN 'SCHEDULED' ELSE 'READY' END
     ELSE 'IN_FLIGHT'

@@ -18,6 +18,7 @@ from router.brokers.work_queue import ResultLimit
 from router.brokers.workers import ConsumerIdentity
 from router.core.config import QueueConfig
 from router.core.message import Handle
+from router.core.outcome import ACCEPTED
 from router.ports import Finish, Nack
 
 TEND_SECONDS: Final = 1.0  # between two removals of old rows …
@@ -93,6 +94,12 @@ class PgmqStates:
             [item.tally.requests for item in items],
             *failure_columns(items),
         )
+
+    def acceptance_columns(self, items: Sequence[Finish]) -> tuple[Any, ...] | None:
+        """Return what `accept` is given, if these were accepted with nothing to keep or to send."""
+        if any(item.ending is not ACCEPTED or item.tally or item.outgoing for item in items):
+            return None
+        return state_ids([item.handle for item in items]), self._identity.dedup_window
 
     def ending_columns(self, items: Sequence[Finish]) -> tuple[Any, ...]:
         """Return what is kept of these ends. Columns of which nothing is kept are empty."""

@@ -169,7 +169,7 @@ _NEXT: Final = "SELECT extract(epoch FROM min(vt) - clock_timestamp())::float8 A
 _HELD: Final = """
 asked AS (
     SELECT *
-    FROM unnest($2::bigint[], $3::int[], $4::bigint[])
+    FROM unnest((SELECT $2::bigint[]), (SELECT $3::int[]), (SELECT $4::bigint[]))
         WITH ORDINALITY AS lease(msg_id, read_ct, enqueued, position)
 ),
 held AS MATERIALIZED (
@@ -183,15 +183,15 @@ held AS MATERIALIZED (
 # The same with states: a lease that went back is not good either.
 _HELD_WITH_STATES: Final = _HELD.replace(
     "    ORDER BY",
-    """        AND (state_id = 0 OR EXISTS (
-            SELECT FROM message_router.queue_messages
-            WHERE id = state_id AND lease_token = read_ct AND queue_messages.finished_at IS NULL
+    """        AND (state_id = 0 OR (
+            SELECT lease_token = read_ct AND finished_at IS NULL
+            FROM message_router.queue_messages WHERE id = state_id
         ))
     ORDER BY""",
 ).replace(
-    """$4::bigint[])
+    """(SELECT $4::bigint[]))
         WITH ORDINALITY AS lease(msg_id, read_ct, enqueued, position)""",
-    """$4::bigint[], {state_ids})
+    """(SELECT $4::bigint[]), {state_ids})
         WITH ORDINALITY AS lease(msg_id, read_ct, enqueued, state_id, position)""",
 )
 _LOST: Final = "ARRAY(SELECT position - 1 FROM asked EXCEPT SELECT position - 1 FROM held)"
@@ -209,19 +209,20 @@ SELECT FROM held CROSS JOIN LATERAL pgmq.set_vt($1, held.msg_id, $5::int)
 _TO_CANCEL: Final = """,
 ARRAY(
     SELECT place - 1
-    FROM unnest($6::bigint[], $3::int[]) WITH ORDINALITY AS item(state_id, token, place)
+    FROM unnest((SELECT $6::bigint[]), (SELECT $3::int[]))
+        WITH ORDINALITY AS item(state_id, token, place)
         JOIN message_router.queue_messages AS known ON known.id = state_id
     WHERE known.is_cancelled AND known.lease_token = token AND known.finished_at IS NULL
 ) AS to_cancel"""
 # What is to be cancelled comes again at once.
-_DELAY: Final = """CASE WHEN EXISTS (
-        SELECT FROM message_router.queue_messages AS known
-        WHERE known.is_cancelled AND known.id = item.state_id
+_DELAY: Final = """CASE WHEN (
+        SELECT is_cancelled FROM message_router.queue_messages WHERE id = item.state_id
     ) THEN 0 ELSE item.delay END"""
 _NACKED: Final = """
 SELECT
 FROM held
-    JOIN unnest($5::int[]{ids}) WITH ORDINALITY AS item(delay{id}, position) USING (position)
+    JOIN unnest((SELECT $5::int[]){ids}) WITH ORDINALITY AS item(delay{id}, position)
+        USING (position)
     CROSS JOIN LATERAL pgmq.set_vt($1, held.msg_id, {delay})
 """
 # `pgmq.set_vt` cannot store headers, and no row can be changed twice by one statement. The queue's
@@ -232,7 +233,8 @@ SET vt = clock_timestamp() + make_interval(secs => {delay}),
     headers = CASE jsonb_typeof(headers) WHEN 'object' THEN headers ELSE '{{}}' END
         || jsonb_build_object('{header}', item.tally::jsonb)
 FROM held
-    JOIN unnest($5::int[], $6::text[]{ids}) WITH ORDINALITY AS item(delay, tally{id}, position)
+    JOIN unnest((SELECT $5::int[]), (SELECT $6::text[]){ids})
+        WITH ORDINALITY AS item(delay, tally{id}, position)
         USING (position)
 WHERE message.msg_id = held.msg_id AND $1::text IS NOT NULL
 RETURNING message.msg_id
@@ -246,11 +248,8 @@ noted AS MATERIALIZED (
         item.code, item.http_status
     )
     FROM held JOIN asked USING (position)
-        JOIN unnest(
-            ${0}::bigint[], $5::int[], ${1}::int[], ${2}::int[], ${3}::text[], ${4}::text[],
-            ${5}::int[]
-        ) WITH ORDINALITY
-            AS item(state_id, delay, failures, requests, error, code, http_status, position)
+        JOIN unnest((SELECT $5::int[]), {columns}) WITH ORDINALITY
+            AS item(delay, state_id, failures, requests, error, code, http_status, position)
             USING (position)
 )"""
 
@@ -263,6 +262,7 @@ outgoing AS (
     FROM unnest({columns}) WITH ORDINALITY AS item(queue, position, body, headers, due{more}, n)
 )
 """
+_NACK_TYPES: Final = ("bigint", "int", "int", "text", "text", "int")
 _ITEM_TYPES: Final = ("text", "bigint", "text", "text", "float8")
 _STATE_FIELDS: Final = {  # of what goes into a queue that keeps states
     "message_id": "text",  # None: it is a reply, which nobody asks for
@@ -290,15 +290,17 @@ sent AS MATERIALIZED (
     CROSS JOIN LATERAL pgmq.send_batch({arguments}) AS msg_id
 )
 """
+# A lease token says what is in flight. The state is that already, because to change it would write
+# to all indexes.
 _NOTED: Final = """,
 noted AS (
     INSERT INTO message_router.queue_messages (
         queue, message_id, dedup_key, pool, pgmq_group, is_kept, correlation_id, payload_size,
-        not_before, body, pgmq_id, published_at
+        not_before, state, body, pgmq_id, published_at
     )
     SELECT
         'pgmq:' || lower(sent.queue), message_id, dedup_key, pool, group_name, is_kept,
-        correlation_id, payload_size, to_timestamp(nullif(due, 0)), '', msg_id, now()
+        correlation_id, payload_size, to_timestamp(nullif(due, 0)), 'in-flight', '', msg_id, now()
     FROM sent JOIN outgoing USING (n)
     WHERE message_id IS NOT NULL
     ORDER BY n
@@ -318,11 +320,11 @@ stuck AS (
 free AS MATERIALIZED (SELECT * FROM held WHERE position NOT IN (SELECT position FROM stuck)),
 {sent}{noted},
 settled AS MATERIALIZED (
-    SELECT pgmq.delete($1, ARRAY(
-        SELECT msg_id FROM free WHERE NOT position = ANY ($5::bigint[])
-    ))
+    SELECT pgmq.delete($1, array_agg(msg_id))
+    FROM free WHERE NOT position = ANY ($5::bigint[]) HAVING count(*) > 0
     UNION ALL
-    SELECT pgmq.archive($1, ARRAY(SELECT msg_id FROM free WHERE position = ANY ($5::bigint[])))
+    SELECT pgmq.archive($1, array_agg(msg_id))
+    FROM free WHERE position = ANY ($5::bigint[]) HAVING count(*) > 0
 ){ended}
 SELECT
     (SELECT count(*) FROM sent) AS sent,
@@ -335,8 +337,8 @@ _ENDED: Final = """,
 ending AS (
     SELECT
         item.*, asked.state_id, asked.read_ct::bigint AS token,
-        (result IS NOT NULL OR omitted) AND EXISTS (
-            SELECT FROM message_router.queue_messages WHERE id = asked.state_id AND is_kept
+        (result IS NOT NULL OR omitted) AND (
+            SELECT is_kept FROM message_router.queue_messages WHERE id = asked.state_id
         ) AS may_have_result
     FROM free JOIN asked USING (position)
         LEFT JOIN unnest({columns}) WITH ORDINALITY AS item(
@@ -380,6 +382,29 @@ SELECT
     (SELECT count(*) FROM sent) AS sent,
     (SELECT count(*) FROM cancelled) AS cancelled,
     (SELECT count(*) FROM settled) AS settled
+"""
+# The same if all were accepted with nothing to keep or to send: 0.2 ms less of the server.
+_ACCEPT: Final = """
+WITH {held},
+settled AS MATERIALIZED (
+    SELECT pgmq.delete($1, array_agg(msg_id)) FROM held HAVING count(*) > 0
+),
+ended AS MATERIALIZED (
+    SELECT
+    FROM (
+        SELECT array_agg(asked.state_id) AS ids, array_agg(asked.read_ct::bigint) AS tokens
+        FROM held JOIN asked USING (position) HAVING count(*) > 0
+    ) AS done
+    CROSS JOIN LATERAL message_router.finish(
+        ids, tokens, NULL, NULL, NULL, NULL, NULL, NULL, NULL, $6::float8, '{{}}', '{{}}', '{{}}',
+        '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}'
+    )
+)
+SELECT
+    (SELECT count(*) FROM settled) AS settled,
+    (SELECT count(*) FROM ended) AS ended,
+    {lost} AS lost,
+    '{{}}'::bigint[] AS stuck
 """
 # A lease by which a message has ended already is not lost.
 _LOST_WITH_STATES: Final = """
@@ -498,11 +523,11 @@ class PgmqTable:
             table=table,
             header=TALLY_HEADER,
             delay=_DELAY if keeps_states else "item.delay",
-            ids=f", ${first}::bigint[]" if keeps_states else "",
+            ids=f", {_columns(first, ['bigint'])}" if keeps_states else "",
             id=", state_id" if keeps_states else "",
         )
         if keeps_states:
-            noted = _NOTED_NACK.format(*range(first, first + 6))
+            noted = _NOTED_NACK.format(columns=_columns(first, _NACK_TYPES))
             plain |= {"noted": noted, "also": ", (SELECT count(*) FROM noted) AS noted"}
         self.nack = _SETTLE.format(settled=nacked, **plain)
         arguments = _WITH_HEADERS if has_headers else _WITHOUT_HEADERS
@@ -521,12 +546,16 @@ class PgmqTable:
             sent=_SENT.format(source="outgoing CROSS JOIN held", arguments=arguments),
             noted=noted,
         )
+        self.accept = _ACCEPT.format(
+            held=_HELD_WITH_STATES.format(table=table, state_ids=_columns(5, ["bigint"])),
+            lost=_LOST_WITH_STATES,
+        )
         # $6 to …: what goes out. Then the rows, how their messages ended, and the dedup window.
         rows = 6 + len(types)
         window = rows + 1 + len(_ENDING_TYPES)
         self.finish = _FINISH.format(
             outgoing=_OUTGOING.format(columns=_columns(6, types), more=fields),
-            held=_HELD_WITH_STATES.format(table=table, state_ids=f"${rows}::bigint[]")
+            held=_HELD_WITH_STATES.format(table=table, state_ids=_columns(rows, ["bigint"]))
             if keeps_states
             else held,
             sent=_SENT.format(source="outgoing JOIN free USING (position)", arguments=arguments),
@@ -540,8 +569,12 @@ class PgmqTable:
 
 
 def _columns(first: int, types: Iterable[str]) -> str:
-    """Return the arguments of an `unnest`: `$1::text[], $2::int[]`."""
-    return ", ".join(f"${number}::{type_}[]" for number, type_ in enumerate(types, first))
+    """Return the arguments of an `unnest`: `(SELECT $1::text[]), (SELECT $2::int[])`.
+
+    The planner does not look into these, so one plan does for any number of rows. Else it makes a
+    new plan for each call with few of them, which takes a millisecond of the server.
+    """
+    return ", ".join(f"(SELECT ${number}::{type_}[])" for number, type_ in enumerate(types, first))
 
 
 async def open_table(

@@ -66,6 +66,7 @@ BEGIN
     NEW.pgmq_group := NEW.group_id;
     NEW.group_id := NULL;
     NEW.published_at := now(); -- as PGMQ does
+    NEW.state := 'in-flight'; -- the lease token says whether it is
     NEW.body := '';
     RETURN NEW;
 END
@@ -1087,10 +1088,7 @@ BEGIN
     ), ended AS MATERIALIZED (
         SELECT came.pgmq_id, done.pgmq_digest = came.digest AS is_equal, done.result,
                done.result_omitted
-        FROM came
-        LEFT JOIN queue_messages AS own ON own.queue = _queue AND own.pgmq_id = came.pgmq_id
-            AND own.published_at = came.enqueued
-        CROSS JOIN LATERAL (
+        FROM came CROSS JOIN LATERAL ( -- each LIMIT makes it a look into an index
             SELECT earlier.pgmq_digest, earlier.result, earlier.result_omitted
             FROM queue_messages AS earlier
             WHERE earlier.message_id = came.message_id AND earlier.queue = _queue
@@ -1098,7 +1096,11 @@ BEGIN
               AND earlier.finished_at BETWEEN _now - make_interval(secs => _dedup_window)
                   AND _now + make_interval(secs => _dedup_window)
             ORDER BY earlier.pgmq_digest = came.digest DESC, earlier.id DESC LIMIT 1
-        ) AS done
+        ) AS done LEFT JOIN LATERAL (
+            SELECT batch, dedup_key, identity FROM queue_messages
+            WHERE queue = _queue AND queue_messages.pgmq_id = came.pgmq_id
+              AND published_at = came.enqueued LIMIT 1
+        ) AS own ON true
         WHERE own.batch IS NULL AND own.dedup_key IS NULL AND own.identity IS NULL
     ), taken AS (
         INSERT INTO queue_messages AS known (

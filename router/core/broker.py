@@ -60,6 +60,7 @@ class BrokerFacts(Struct, frozen=True, kw_only=True, eq=False):
     # The URI of a queue that is given by name only; the second argument is the state directory.
     uri_of_name: Callable[[str, str], str] | None = None
     holds_groups: Callable[[str], bool] = never  # while one of their messages is out (FIFO-1)
+    holds_letters: bool = False  # then a letter that holds its group stays in front of it (ORD-11)
     when_full: WhenFull = WhenFull.HOLD
     exclusivity: Exclusivity = Exclusivity.NOTHING
     # What a lost connection held is handed out before anything newer (ORD-3).

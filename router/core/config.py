@@ -157,6 +157,13 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
         """Return whether this is its name, or that of the entry of which it is a partition."""
         return name == self.name or (self.entry is not None and name == self.entry.name)
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether its groups leave its broker for the order store, all but those that it holds."""
+        if self.broker.holds_groups(self.uri):
+            return self.holds_letters and not self.broker.holds_letters
+        return self.may_be_stored
+
     def __repr__(self) -> str:
         """Return it without credentials: it may end up in a log or a traceback."""
         return f"QueueConfig(name={self.name!r}, uri={self.public_uri!r})"

@@ -23,7 +23,7 @@ from router.engine.dead_letters import message_of
 from router.engine.publishing import BrokeOff
 from router.engine.queue_manager import QueueManager
 from router.engine.settle import held_text
-from router.engine.transfer import SOURCE, OrderStore
+from router.engine.transfer import SOURCE
 from router.ports import (
     BrokerError,
     Conflict,
@@ -392,7 +392,7 @@ class GroupDesk:
                 await order.put(self._as_stored(queue, item))
             return order is not None
         store = self._store
-        if store is None or not await _stores_groups(store, queue):
+        if store is None or not queue.is_stored:
             return False
         if not store.is_shared:
             raise Conflict(STORED_ELSEWHERE)
@@ -425,7 +425,7 @@ class GroupDesk:
         if store is None or name is None or not queue.is_strict:
             return False
         is_elsewhere = not store.is_shared and queue.name not in self._manager.consumers
-        if queue.holds_letters and is_elsewhere and await _stores_groups(store, queue):
+        if queue.holds_letters and queue.is_stored and is_elsewhere:
             raise Conflict(STORED_ELSEWHERE)
         group, wanted = (message.pool or DEFAULT_POOL, name), HeldLetter(message.id, letter)
         for place in (queue, store.queue_of(queue)):
@@ -440,19 +440,6 @@ class GroupDesk:
 def _may_hold(queue: QueueConfig) -> bool:
     """Return whether groups of it may be held: it is strict, or was a strict work queue once."""
     return queue.is_strict or queue.broker.holds_groups(queue.uri)
-
-
-async def _stores_groups(store: OrderStore, queue: QueueConfig) -> bool:
-    """Return whether groups of a queue may be in its order store (ORD-6, ORD-11)."""
-    if not queue.broker.holds_groups(queue.uri):
-        return queue.may_be_stored
-    if queue.holds_letters:
-        try:
-            async with store.logs.open_order_log(queue):
-                return False  # it is a work queue, and keeps them itself
-        except QueueRefused:
-            return True
-    return False
 
 
 async def _count_held(order_log: OrderLog, _: bool) -> int:

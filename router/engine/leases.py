@@ -101,7 +101,7 @@ class QueueLeases:
         self._first_partitions = {
             queue.entry.name: queue.name for queue in reversed(config.queues) if queue.entry
         }
-        self._refused = {name for name, queue in leased.items() if self._loses_order(queue)}
+        self._refused = {queue.name for queue in config.queues if self._loses_order(queue)}
         for name in self._refused:
             text = (
                 f"{name} is strict and its order store is a file of this router, which no other"
@@ -260,10 +260,12 @@ class QueueLeases:
     def _loses_order(self, queue: QueueConfig) -> bool:
         """Return whether another router could not go on where this one has stopped."""
         order = self._manager.deps.order
-        return queue.may_be_stored and order is not None and not order.is_shared
+        return queue.is_stored and order is not None and not order.is_shared
 
     def _leadership_of(self, queue: QueueConfig) -> Leadership | None:
         """Return under which leadership it is consumed here; None: not here."""
+        if queue.name in self._refused:
+            return None
         if not self._needs_lease(queue):
             return self._manager.deps.leadership
         lease = self._leases.get(queue.name)

@@ -62,6 +62,7 @@ class Standby:
     ) -> None:
         self._instance = instance
         self._manager = manager
+        self._alerts = alerts
         self._alert = alerts.of(SOURCE)
         self._wall = wall
         self._on_change = on_change
@@ -89,6 +90,15 @@ class Standby:
 
     async def apply(self, config: RoutingConfig) -> Plan:
         """Run it, or keep it until this router becomes the primary."""
+        order = self._manager.deps.order
+        for queue in config.queues:
+            if queue.is_stored and order is not None and not order.is_shared:
+                text = (
+                    f"{queue.name} is strict, and its order store is a file of this router: a"
+                    " standby on another machine cannot go on with the groups in it. Set"
+                    " MESSAGE_ROUTER_ORDER_STORE, or use one state directory"
+                )
+                self._alerts.of(f"Consumer:{queue.name}")(Code.QUEUE_VALIDATION, text)
         if self._is_primary:
             return await self._manager.apply(config)
         return self._manager.keep(config)

@@ -72,6 +72,8 @@ async def test_the_description_says_what_the_broker_does(ends: Ends) -> None:
     broker, described = ends.broker, installed().broker_of(ends.queue.uri)
 
     assert described.holds_groups(ends.queue.uri) == broker.holds_groups
+    keeps_letters = described.holds_letters and broker.holds_groups
+    assert broker.traits.holds_letters == keeps_letters
     assert (described.when_full is WhenFull.FILTER) == (broker.traits.selector is not None)
     assert described.when_full is WhenFull.DEFER or not broker.traits.defers
 

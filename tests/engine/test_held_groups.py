@@ -73,7 +73,8 @@ GONE = Reply(410)  # the target says that no retry can help
 HOLD = replace(FREE_QUEUE, ordering=Ordering.STRICT, holds_letters=True)
 HOLD_ITSELF = replace(QUEUE, ordering=Ordering.STRICT, holds_letters=True)
 HOLD_IN_POOL = replace(HOLD, on_failure=OnFailure.BLOCK)
-HOLDS_GROUPS = BrokerFacts(name="B", schemes=("b",), holds_groups=always)
+FIFO_FACTS = BrokerFacts(name="F", schemes=("f",), holds_groups=always)
+HOLDS_GROUPS = BrokerFacts(name="B", schemes=("b",), holds_groups=always, holds_letters=True)
 HOLD_FACTS = replace(HOLD_ITSELF, broker=HOLDS_GROUPS)
 EVERY_KIND = pytest.mark.parametrize(
     "queue",
@@ -334,31 +335,16 @@ async def test_a_router_that_does_not_consume_the_queue_stores_only_in_a_shared_
                     await replays(rig).replay(1)
 
 
-class ForeignQueue:
-    """Order logs of all queues but the strict one itself."""
-
-    def __init__(self, logs: OrderLogs) -> None:
-        self._logs = logs
-
-    @asynccontextmanager
-    async def open_order_log(self, queue: QueueConfig) -> AsyncIterator[OrderLog]:
-        if queue.uri == HOLD_ITSELF.uri:
-            raise QueueRefused(f"{queue.name} is no work queue")
-        async with self._logs.open_order_log(queue) as order_log:
-            yield order_log
-
-
 @REPLAY
 @pytest.mark.parametrize("kind", ["blocks", "holds-groups"])
 async def test_only_the_router_with_the_store_decides_about_a_letter_that_may_hold_its_group(
     kind: str,
 ) -> None:
     """Also where a failed message stays out of the store: a letter that holds does not."""
-    queue = HOLD_IN_POOL if kind == "blocks" else HOLD_ITSELF
+    queue = HOLD_IN_POOL if kind == "blocks" else replace(HOLD_ITSELF, broker=FIFO_FACTS)
     async with BrokerRegistry(worker_id="test", dedup_window=300) as registry:
-        logs = ForeignQueue(registry)
         for is_shared in (True, False):
-            order = order_store(logs, is_shared=is_shared)
+            order = order_store(registry, is_shared=is_shared)
             async with running(
                 pool(),
                 sender=failing(GONE),

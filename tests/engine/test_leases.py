@@ -6,9 +6,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
 from router.brokers.memory import BROKER
+from router.core.broker import BrokerFacts, always
 from router.core.config import OnFailure, Ordering, QueueConfig, RoutingConfig, TargetConfig
 from router.core.history import Fate
 from router.core.outcome import Reply
@@ -470,12 +472,19 @@ async def test_the_state_of_each_lease_is_known() -> None:
 async def test_a_strict_queue_with_a_store_of_its_own_is_not_consumed() -> None:
     strict = free("q", ordering=Ordering.STRICT)
     blocking = free("b", ordering=Ordering.STRICT, on_failure=OnFailure.BLOCK)
-    async with router(LeaseServer(), "one", [strict, blocking]) as one:
+    # Received by all: each would hold other groups back than the others do.
+    fifo = BrokerFacts(name="F", schemes=("f",), holds_groups=always)
+    holding = QueueConfig(
+        name="f", uri="memory://f", broker=fifo, ordering=Ordering.STRICT, holds_letters=True
+    )
+    kept = replace(holding, name="k", uri="memory://k", broker=BROKER)  # a work queue keeps them
+    async with router(LeaseServer(), "one", [strict, blocking, holding, kept]) as one:
         await asyncio.sleep(5)
         notice = next(each for each in one.rig.warnings if each.code == "QUEUE_VALIDATION")
 
-        assert one.held == ["b"]
+        assert one.held == ["b", "k"]
         assert not one.leases.may_publish("q")
+        assert not one.leases.may_publish("f")
         assert "Set MESSAGE_ROUTER_ORDER_STORE" in notice.message
 
 

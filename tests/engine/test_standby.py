@@ -6,9 +6,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
-from router.core.config import PoolConfig, QueueConfig, RoutingConfig
+from router.core.config import OnFailure, Ordering, PoolConfig, QueueConfig, RoutingConfig
 from router.core.history import Fate
 from router.core.leadership import Leadership
 from router.engine.queue_manager import shut_down
@@ -90,6 +91,16 @@ def held_by_another(ttl: float = TTL) -> LockServer:
 
 
 # Who works.
+
+
+@pytest.mark.rule("CFG-9", "ORD-4")
+async def test_a_strict_queue_whose_order_store_no_standby_reaches_is_warned_of() -> None:
+    strict = replace(FREE_QUEUE, ordering=Ordering.STRICT)
+    async with router(LockServer(TTL), queue=strict) as one:
+        (text,) = [each.message for each in one.rig.warnings if each.code == "QUEUE_VALIDATION"]
+        assert "Set MESSAGE_ROUTER_ORDER_STORE" in text
+    async with router(LockServer(TTL), queue=replace(strict, on_failure=OnFailure.BLOCK)) as one:
+        assert "QUEUE_VALIDATION" not in one.rig.codes
 
 
 @pytest.mark.rule("CFG-9")

@@ -90,6 +90,7 @@ class Stream(Struct, eq=False):
 
 class NatsModel:
     def __init__(self, weather: Weather) -> None:
+        self.starts = 1
         self.weather = weather
         self.streams: dict[str, Stream] = {}
         self.links: list[SimNatsConnection] = []
@@ -119,7 +120,7 @@ class NatsModel:
         ]
 
     def drop(self, process: Process | None = None, *, restarted: bool = False) -> None:
-        del restarted
+        self.starts += restarted
         for link in list(self.links):
             if process is None or link.wire.process is process:
                 link.wire.lose("the connection to NATS was lost")
@@ -327,6 +328,10 @@ class SimNatsConnection(NatsConnection):
     @property
     def version(self) -> tuple[int, int]:
         return 2, 15
+
+    @property
+    def server_id(self) -> str:
+        return f"start {self._server.starts}"
 
     @property
     def is_open(self) -> bool:

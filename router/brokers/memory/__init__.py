@@ -30,6 +30,7 @@ BROKER: Final = BrokerPackage(
     options=OPTIONS,
     why_malformed=_why_malformed,
     holds_groups=_holds_groups,
+    holds_letters=True,
     when_full=WhenFull.FILTER,
     exclusivity=Exclusivity.NOT_NEEDED,
     settles_first=True,

@@ -45,6 +45,7 @@ BROKER: Final = BrokerPackage(
     queue_type="POSTGRES",
     uri_of_name=_uri_of_name,
     holds_groups=always,
+    holds_letters=True,
     when_full=WhenFull.FILTER,
     exclusivity=Exclusivity.NOT_NEEDED,
     settles_first=True,

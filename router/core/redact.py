@@ -33,6 +33,7 @@ _ESCAPE: Final = re.compile(
     rb"|\\u[0-9a-fA-F]{4}|\\[^u]",
     re.DOTALL,
 )
+_SECRET_CHARACTERS: Final = 8  # a shorter text is found everywhere, and no secret
 _TELLING_CHARACTERS: Final = 4  # this many characters of a cut-off secret are too many
 _READ_FOR_ONE: Final = 16  # bytes that are read for each one that is shown: masks are short
 
@@ -86,6 +87,24 @@ def masked_start(text: str, message: Message, most: int) -> str:
         masked = _CUT_USER_INFO.sub(f"://{MASK}", masked)
     content = mask_sent_secrets(masked.encode(errors="replace"), message)
     return content[:most].decode(errors="ignore")
+
+
+def spellings(secret: bytes) -> tuple[bytes, ...]:
+    """Return a secret as a target may say it again: as it is, and as encoders of JSON write it."""
+    if len(secret) < _SECRET_CHARACTERS:
+        return ()
+    in_json = msgspec.json.encode(secret.decode())[1:-1]
+    for_html = in_json
+    for byte in b"<>&'":
+        for_html = for_html.replace(bytes((byte,)), b"\\u%04x" % byte)
+    return tuple(dict.fromkeys((secret, in_json, in_json.replace(b"/", b"\\/"), for_html)))
+
+
+def mask_spellings(content: bytes, secrets: Sequence[bytes]) -> bytes:
+    """Mask these texts. All of it is done by C: the content may be large."""
+    for secret in secrets:
+        content = content.replace(secret, MASK.encode())
+    return content
 
 
 def mask_sent_secrets(content: bytes, message: Message) -> bytes:

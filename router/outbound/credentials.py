@@ -37,6 +37,7 @@ from router.core.credentials import (
 )
 from router.core.headers import is_header_value
 from router.core.outcome import Answer, NoReply
+from router.core.redact import spellings
 from router.core.state import CredentialState
 from router.core.target import Target
 from router.core.warnings import Code, Severity
@@ -87,6 +88,7 @@ class Auth(Struct, frozen=True, eq=False):
     keys: tuple[tuple[bytes, float], ...] = ()  # of signatures, and until when they are valid
     aws: AwsCredentials | None = None  # to sign with
     tls: Tls | None = None
+    secrets: tuple[bytes, ...] = ()  # what the target reads of it, and no one else may (TGT-6)
 
     def __repr__(self) -> str:
         return "Auth(***)"
@@ -286,6 +288,7 @@ class LiveCredential:
         config = self.config
         secret = b"" if config.secret is None else contents.values[config.secret]
         lines: tuple[bytes, ...] = ()
+        secrets = spellings(secret)
         match config.kind:
             case Kind.HEADER:
                 lines = (config.header.encode() + b": " + secret,)
@@ -294,11 +297,12 @@ class LiveCredential:
             case Kind.BASIC:
                 pair = base64.b64encode(config.username.encode() + b":" + secret)
                 lines = (b"Authorization: Basic " + pair,)
+                secrets += spellings(pair)
         keys = tuple(
             (webhook_key(contents.values[key.place].decode()), key.until or float("inf"))
             for key in config.keys
         )
-        self.auth = Auth(lines, keys, tls=contents.tls)
+        self.auth = Auth(lines, keys, tls=contents.tls, secrets=secrets)
 
 
 def check_tls(config: Credential, tls: Tls) -> float | None:
@@ -419,7 +423,7 @@ class OAuthCredential(LiveCredential):
         self._token_error, self._backoff, self._try_again_at = "", MIN_BACKOFF_SECONDS, 0.0
         self._cancel_timers()
         line = f"Authorization: Bearer {token.value}".encode()
-        self.auth = auth = Auth((line,), tls=contents.tls)
+        self.auth = auth = Auth((line,), tls=contents.tls, secrets=spellings(token.value.encode()))
         self.expires_at = self._wall() + token.life
         self._timers = [
             self._loop.call_later(token.renew_after, self._start_fetch, contents),
@@ -475,7 +479,8 @@ class AwsCredential(LiveCredential):
         self.file_error = ""
         latest = self._latest
         if latest is None or latest.aws is not aws or latest.tls is not tls:
-            latest = self._latest = Auth(aws=aws, tls=tls)
+            secrets = spellings((aws.token or "").encode())
+            latest = self._latest = Auth(aws=aws, tls=tls, secrets=secrets)
         return latest
 
     def _renewed(self, _contents: Contents) -> None:

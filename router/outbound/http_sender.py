@@ -13,13 +13,14 @@ from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.core.config import BodyFormat, TargetConfig
 from router.core.headers import header_text
 from router.core.leadership import Leadership
 from router.core.message import Message, Origin, RawMessage
 from router.core.outcome import Answer, Cause, NoReply, judge
-from router.core.redact import MASK, mask_urls
+from router.core.redact import MASK, mask_spellings, mask_urls
 from router.core.target import TargetPolicy, read_target
 from router.core.target_table import TargetTable
 from router.core.timestamps import iso
@@ -34,6 +35,7 @@ from router.outbound.credentials import Auth, CredentialStore, LiveCredential, U
 log = logging.getLogger(__name__)
 
 _DEFAULTS: Final = CurlOptions()
+_PROXY_READS: Final = "MEDIATOR_PROXY would read them over plain http: use https"
 _UNAUTHORIZED: Final = HTTPStatus.UNAUTHORIZED.value
 MIN_TIMEOUT_SECONDS: Final = 1.0  # of a request that is repeated with a new token
 # Headers whose values a trial shows: what they begin with.
@@ -151,6 +153,7 @@ class HttpSender:
         self._destination = lru_cache(maxsize=10_000)(self._find_destination)  # targets repeat
         self._loop = CurlLoop(options, policy.refuse_address, leadership)
         self._curl: Poster = self._loop
+        self._has_proxy = options.proxy is not None
         self._table = TargetTable()
         self._credentials = credentials
         self._channels: dict[tuple[str, str | None, Tls | None], Channel] = {}
@@ -236,12 +239,13 @@ class HttpSender:
             )
             if not _is_unauthorized(answer):
                 credential.is_refused = False
-                return answer
+                return _without_echo(answer, auth)
             newer = await store.renew(credential, auth)
             if newer is not None:
+                auth = newer
                 left = max(request.timeout - (self._wall() - began), MIN_TIMEOUT_SECONDS)
                 del request.headers[own:]
-                channel = self._add_auth(request, credential, newer, place)
+                channel = self._add_auth(request, credential, auth, place)
                 answer = await self._curl.post(
                     place.url, request.headers, request.body, left, channel
                 )
@@ -249,7 +253,7 @@ class HttpSender:
             return NoReply(Cause.NO_CREDENTIALS, str(error))
         credential.is_refused = _is_unauthorized(answer)
         if not credential.is_refused:
-            return answer
+            return _without_echo(answer, auth)
         origin = read_target(place.url).origin
         text = f"credentials {credential.name}: {origin} answers HTTP 401 to them"
         return NoReply(Cause.NO_CREDENTIALS, text)
@@ -279,6 +283,8 @@ class HttpSender:
         self, url: str, headers: Headers, body: bytes, timeout: float, tls: Tls | None
     ) -> Answer:
         """Send a request to a token endpoint."""
+        if self._has_proxy and read_target(url).scheme == "http":
+            return NoReply(Cause.NO_CREDENTIALS, _PROXY_READS)
         return await self._curl.post(url, headers, body, timeout, self._channel_of(None, tls))
 
     def _channel_of(self, entry: TargetConfig | None, tls: Tls | None) -> Channel | None:
@@ -328,7 +334,10 @@ class HttpSender:
             return None
         if self._credentials is None:
             return "needs credentials, and MESSAGE_ROUTER_CREDENTIALS_FILE is not set"
-        return self._credentials.refuse(entry.credentials, read_target(url))
+        target = read_target(url)
+        if self._has_proxy and target.scheme == "http":
+            return f"credentials {entry.credentials}: {_PROXY_READS}"
+        return self._credentials.refuse(entry.credentials, target)
 
     def _find_destination(self, url: str) -> Destination:
         """Find out how requests to a URL are made. The policy lets only ASCII hosts through."""
@@ -417,6 +426,14 @@ def _body_of(message: Message, entry: TargetConfig | None) -> bytes:
 
 def _is_unauthorized(answer: Answer) -> bool:
     return not isinstance(answer, NoReply) and answer.status == _UNAUTHORIZED
+
+
+def _without_echo(answer: Answer, auth: Auth) -> Answer:
+    """Return an answer in which the target does not repeat the secrets that it got (TGT-6)."""
+    if isinstance(answer, NoReply) or not answer.body:
+        return answer
+    body = mask_spellings(answer.body, auth.secrets)
+    return answer if body == answer.body else replace(answer, body=body)
 
 
 def _names(entry: TargetConfig, credential: LiveCredential | None) -> frozenset[str]:

@@ -7,7 +7,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.core.dead_letter import DeadLetter, Reason
-from router.core.redact import mask_malformed, mask_urls, public_uri, without_secrets
+from router.core.redact import (
+    mask_malformed,
+    mask_spellings,
+    mask_urls,
+    public_uri,
+    spellings,
+    without_secrets,
+)
 from tests.support.pace import slowdown
 
 
@@ -195,3 +202,25 @@ def test_no_token_survives_wherever_it_stands_in_a_reply(
 
     assert b"tok-123" not in kept
     assert not kept.endswith(b"hush-456"[:cut])
+
+
+@pytest.mark.rule("TGT-6")
+@pytest.mark.parametrize(
+    "said",
+    [
+        'Bearer a/"b"<c>&\\d',
+        r'{"a":"a/\"b\"<c>&\\d"}',
+        r'{"a":"a\/\"b\"<c>&\\d"}',  # PHP
+        r'{"a":"a/\"b\"\u003cc\u003e\u0026\\d"}',  # Go
+    ],
+)
+def test_a_secret_is_masked_as_encoders_write_it(said: str) -> None:
+    masked = mask_spellings(said.encode(), spellings(rb'a/"b"<c>&\d')).decode()
+
+    assert masked in {"Bearer ***", '{"a":"***"}'}
+
+
+@pytest.mark.rule("TGT-6")
+def test_what_is_too_short_for_a_secret_is_not_masked() -> None:
+    assert spellings(b"true") == ()
+    assert mask_spellings(b'{"ack":true}', spellings(b"true")) == b'{"ack":true}'

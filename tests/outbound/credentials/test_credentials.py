@@ -5,10 +5,12 @@ import base64
 import json
 import logging
 import os
+import ssl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import trustme
 from flask import Response
 
 from router.core.credentials import BadCredentials
@@ -255,6 +257,44 @@ async def test_a_proxy_of_https_requests_sees_no_secret(tmp_path: Path) -> None:
 
     assert seen[0].startswith(b"CONNECT api.test:443")
     assert SECRET.encode() not in b"".join(seen)
+
+
+@pytest.mark.rule("TGT-4")
+async def test_a_proxy_that_would_read_a_secret_gets_nothing(
+    tmp_path: Path, server: OAuthServer
+) -> None:
+    """Neither of a request over plain http nor of one for a token."""
+    async with listening() as proxy:
+        options = CurlOptions(proxy=f"http://localhost:{proxy.port}")
+        entries = (api_key(80), {**oauth(tmp_path, server, 443), "hosts": ["api.test"]})
+        async with sending(tmp_path, *entries, options=options, env={"CRM_KEY": SECRET}) as place:
+            [flaw] = place.use(entry("http://localhost:80"))
+            plain = await place.send("http://localhost:80/hook")
+            place.use(entry("https://api.test", "partner"))
+            token = await place.send("https://api.test/hook")
+
+    assert is_ours(plain)
+    assert is_ours(token)
+    assert flaw.endswith("MEDIATOR_PROXY would read them over plain http: use https")
+    assert "MEDIATOR_PROXY would read them" in text_of(token)
+    assert not proxy.requests
+    assert not server.tokens
+
+
+@pytest.mark.rule("TGT-4")
+async def test_a_name_that_leads_elsewhere_gets_nothing(tmp_path: Path) -> None:
+    """Whoever answers DNS has no certificate for the name."""
+    impostor = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("localhost").configure_cert(impostor)
+    async with listening(tls=impostor) as evil:
+        key = {**api_key(evil.port), "allowHttp": False}
+        async with sending(tmp_path, key, env={"CRM_KEY": SECRET}) as place:
+            assert place.use(entry(f"https://localhost:{evil.port}")) == []
+            answer = await place.send(f"https://localhost:{evil.port}/hook")
+
+    assert isinstance(answer, NoReply)
+    assert answer.cause is Cause.BROKEN
+    assert not evil.requests
 
 
 @pytest.mark.rule("TGT-4")
@@ -700,6 +740,44 @@ async def test_no_secret_is_in_logs_reprs_states_and_errors(
     for secret in (SECRET, *tokens, base64.b64encode(SECRET.encode()).decode()):
         assert secret not in "".join(shown)
         assert secret not in "".join(logged)
+
+
+def echoing(status: int, *, escaped: bool) -> Script:
+    """Answer with all headers of the request, as a page for developers does."""
+
+    async def script(connection: Connection) -> None:
+        while True:
+            body = json.dumps((await connection.read()).headers).encode()
+            await connection.reply(status, body.replace(b"/", b"\\/") if escaped else body)
+
+    return script
+
+
+@pytest.mark.rule("TGT-6")
+@pytest.mark.parametrize("escaped", [False, True])
+@pytest.mark.parametrize("status", [200, 400, 503])
+async def test_a_target_that_repeats_a_secret_does_not_spread_it(
+    tmp_path: Path, server: OAuthServer, status: int, *, escaped: bool
+) -> None:
+    secret = f"{SECRET}/with+slash"
+    basic = {"type": "basic", "username": "u", "passwordEnv": "CRM_KEY"}
+    async with listening(echoing(status, escaped=escaped)) as target:
+        base = {"name": "crm", "hosts": [f"localhost:{target.port}"], "allowHttp": True}
+        for fields in (
+            {**api_key(target.port)},
+            {**base, **basic},
+            {**base, "type": "bearer", "tokenEnv": "CRM_KEY"},
+            {**oauth(tmp_path, server, target.port), "name": "crm"},
+        ):
+            async with sending(tmp_path, fields, env={"CRM_KEY": secret}) as place:
+                place.use(entry(target.url))
+                answer = await place.send(target.url)
+            assert isinstance(answer, Reply)
+            said = answer.body.replace(b"\\/", b"/").decode()
+            pair = base64.b64encode(f"u:{secret}".encode()).decode()
+            tokens = [token["access_token"] for token in server.tokens]
+            assert "***" in said
+            assert not [each for each in (secret, pair, *tokens) if each in said]
 
 
 async def test_unusable_credentials_say_so(tmp_path: Path) -> None:

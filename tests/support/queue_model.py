@@ -83,6 +83,8 @@ class Model:
         if unsettled and unsettled[0].state == "ready":
             unsettled[0].state, unsettled[0].finished = "cancelled", self.now
             return Cancellation.CANCELLED
+        if unsettled:
+            return Cancellation.IN_FLIGHT
         return Cancellation.TOO_LATE if known else Cancellation.UNKNOWN
 
     def may_have_forgotten_id(self, message_id: str) -> bool:

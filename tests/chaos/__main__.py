@@ -21,7 +21,14 @@ from tests.chaos.history import MAX_WAIT_SECONDS
 from tests.chaos.nemesis import REDELIVERY_BOUND, Kill
 from tests.chaos.run import ChaosOrder, ChaosResult, run, spread
 from tests.chaos.storm import Fault
-from tests.chaos.strict import ON_FAILURE, STRICT_BROKERS, StrictOrder, StrictResult, run_strict
+from tests.chaos.strict import (
+    HOLDS_GROUPS,
+    ON_FAILURE,
+    STRICT_BROKERS,
+    StrictOrder,
+    StrictResult,
+    run_strict,
+)
 
 EXIT_GOOD, EXIT_BROKEN = 0, 1
 SHOWN: Final = 20  # violations
@@ -64,6 +71,7 @@ examples: ./dev chaos sqlite --kills 200 --json build/chaos.json
           ./dev chaos rabbitmq --kills 50 --slow-pool
           ./dev chaos postgres --minutes 5
           ./dev chaos nats --strict --kills 10 --pauses 3 --routers 2
+          ./dev chaos rabbitmq --strict --kills 10 --routers 3 --share
 """
 
 
@@ -94,6 +102,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 given.pauses,
                 given.routers,
                 given.on_failure,
+                given.share,
             )
             result = asyncio.run(run_strict(strictly, Path(folder), console.print))
             _sum_up_strict(console, result)
@@ -258,6 +267,11 @@ def _read(words: Sequence[str] | None) -> argparse.Namespace:
         help="the queue's onFailure (with --strict; park)",
     )
     parser.add_argument(
+        "--share",
+        action="store_true",
+        help="all routers deliver what one of them receives (with --strict)",
+    )
+    parser.add_argument(
         "--seed",
         type=int,
         default=random.SystemRandom().randrange(1_000_000),
@@ -279,9 +293,11 @@ def _read(words: Sequence[str] | None) -> argparse.Namespace:
     if given.strict and (given.slow_pool or given.minutes):
         parser.error("--strict goes with --kills only")
     if not given.strict and (
-        given.pauses or given.routers > 1 or given.on_failure != ON_FAILURE[0]
+        given.pauses or given.routers > 1 or given.on_failure != ON_FAILURE[0] or given.share
     ):
-        parser.error("--pauses, --routers and --on-failure go with --strict only")
+        parser.error("--pauses, --routers, --on-failure and --share go with --strict only")
+    if given.share and (given.broker in HOLDS_GROUPS or given.on_failure != ON_FAILURE[0]):
+        parser.error("--share is for brokers that do not hold groups back, with park only")
     if given.slow_pool and given.minutes:
         parser.error("--slow-pool goes with --kills only")
     return given

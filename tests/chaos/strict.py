@@ -57,11 +57,12 @@ class StrictOrder:
     pauses: int = 0
     routers: int = 1
     on_failure: str = "park"
+    share: bool = False
 
     @property
     def needs_store(self) -> bool:
         """Whether the routers need an order store that they share."""
-        return self.routers > 1 and self.broker not in HOLDS_GROUPS
+        return self.share or (self.routers > 1 and self.broker not in HOLDS_GROUPS)
 
 
 @dataclass
@@ -183,6 +184,7 @@ class StrictRun:
                 "visibilityTimeout": LEASE,
                 "ordering": "strict",
                 "onFailure": wanted.on_failure,
+                "share": wanted.share,
                 "retry": retry,
             }
             site.configure_queue(uri, POOL, **options)

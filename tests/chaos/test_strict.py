@@ -35,6 +35,9 @@ async def test_nothing_overtakes_in_a_strict_queue_whose_router_is_killed(
         ["nats", "--pauses", "1"],
         ["nats", "--routers", "2"],
         ["nats", "--on-failure", "block"],
+        ["nats", "--share"],
+        ["sqs", "--strict", "--share"],
+        ["nats", "--strict", "--share", "--on-failure", "skip"],
         ["pgmq-fifo"],
     ],
 )

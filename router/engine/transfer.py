@@ -53,6 +53,7 @@ MEASURE_SECONDS: Final = 10.0  # between two looks at the size of a store, at le
 MEASURE_PAUSE: Final = 100  # … and so many times as long as the last look has taken
 WAIT_SECONDS: Final = 1.0  # until a receiver looks again whether it may go on
 FULL: Final = "it is full: MESSAGE_ROUTER_ORDER_STORE_MAX_BYTES is reached"
+FOR_ALL: Final = "for all routers; another one may have delivered it since"
 SOURCE: Final = "OrderStore"
 
 
@@ -259,7 +260,7 @@ class QueueOrder:
             if job.stored_in is not None:
                 first = self.groups.begin(job.stored_in, job.message.id)
                 if self.carries:
-                    job.error = "for all routers"
+                    job.error = FOR_ALL
                 elif each.reason is ReturnReason.BEHIND and not job.is_held:
                     job.error = f"behind {first}" if first else "behind others of its group"
             self._unsent += not each.was_sent

@@ -11,6 +11,7 @@ from router.core.config import Ordering, QueueConfig
 from router.core.history import Fate
 from router.core.message import parse
 from router.core.outcome import Reply
+from router.engine.transfer import FOR_ALL
 from router.ports import Publication
 from tests.engine.test_leases import LeaseServer, LeasingRouter, free, router
 from tests.engine.test_parked_groups import Outage, failing, order_of, parking, sent
@@ -156,7 +157,7 @@ async def test_the_history_says_that_a_message_is_stored_for_all_routers() -> No
         await asyncio.sleep(5)
         carried, failed = rig.manager.registry.journal.of_message("a")
 
-        assert (carried.fate, carried.error) == (Fate.STORED, "for all routers")
+        assert (carried.fate, carried.error) == (Fate.STORED, FOR_ALL)
         assert failed.fate is Fate.RETURNED
 
 

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
+from router.brokers.memory import BROKER
 from router.core.config import Ordering, QueueConfig
 from router.core.history import Fate
 from router.core.message import parse
@@ -120,6 +121,31 @@ async def test_messages_that_block_nobody_are_shared_alone() -> None:
         assert sent(rig) == [(0, "a"), (1, "b"), (2, "c"), (5, "a")]
 
 
+@pytest.mark.rule("ORD-13", "POOL-7")
+async def test_what_comes_later_does_not_wait_for_a_shared_message_that_blocks_nobody() -> None:
+    async with parking(sender=failing(LATER), queue=SHARED) as (rig, _):
+        await rig.publish(*grouped("a", dispatchMode="NEXT_ON_ERROR"), queue=SHARED)
+        await asyncio.sleep(5)
+        await rig.publish(*grouped("b"), queue=SHARED)
+        await asyncio.sleep(100)
+
+        assert sent(rig) == [(0, "a"), (5, "b"), (46, "a")]
+
+
+@pytest.mark.rule("ORD-13")
+async def test_a_carrier_that_starts_again_does_not_look_which_groups_are_stored() -> None:
+    async with parking(sender=failing(LATER), queue=SHARED) as (rig, logs):
+        await rig.publish(*grouped("a", "b"), queue=SHARED)
+        await asyncio.sleep(5)
+        changed = replace(SHARED, max_messages=10)
+        await rig.apply(pool(), queues=[changed])
+        await rig.publish(*grouped("x", group="h"), queue=changed)
+        await asyncio.sleep(5)
+
+        assert not order_of(rig).groups
+        assert [ids for _, ids in logs.appended] == [["a", "b"], ["x"]]
+
+
 @pytest.mark.rule("ORD-13", "ORD-7")
 async def test_a_lost_lease_leaves_a_shared_message_to_the_broker() -> None:
     short = replace(SHARED, visibility_timeout=3.0)
@@ -128,6 +154,7 @@ async def test_a_lost_lease_leaves_a_shared_message_to_the_broker() -> None:
         logs.away = True
         await rig.publish(*grouped("a", "b"), queue=short)
         await asyncio.sleep(1)
+        assert order_of(rig).queue.visibility_timeout == 3.0  # a killed router's come back then
         for job in list(rig.manager.registry.tracker):
             job.lease_until = 0.0
         logs.away = False
@@ -246,15 +273,17 @@ async def test_a_router_that_gives_the_lease_away_goes_on_delivering() -> None:
 @pytest.mark.rule("ORD-13", "CFG-10", "CFG-6")
 async def test_a_lease_that_is_taken_while_a_document_is_applied_starts_one_consumer() -> None:
     queue = shared("q")
-    others = [free(f"other-{n}") for n in range(60)]
+    others = [QueueConfig(name=f"o{n}", uri=f"memory://o{n}", broker=BROKER) for n in range(60)]
     async with AsyncExitStack() as stack:
         one, _ = await two_routers(stack, queue)
         await asyncio.sleep(5)
         manager = one.rig.manager
-        await one.apply(*others[:1])
+        await one.apply(others[0])
         await asyncio.sleep(5)
         applying = asyncio.ensure_future(one.apply(*others, queue))
-        await asyncio.sleep(0)
+        while "o40" not in manager.consumers:  # noqa: ASYNC110  a turn of the loop each
+            await asyncio.sleep(0)
+        assert "q" not in manager.consumers  # its turn has not come
         manager.take_queue("q")
         consumer = manager.consumers["q"]
         await applying

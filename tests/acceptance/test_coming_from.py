@@ -1,4 +1,4 @@
-"""The documents for queues that others fill, as they are printed: one router runs them all.
+"""The files for queues that others fill, as they are printed: one router runs them all.
 
 docs/coming-from.md, docs/raw-queues.md and the README. Only servers and hosts are others.
 """
@@ -17,6 +17,8 @@ from redis import Redis
 
 from tests.acceptance.process import ROOT, RouterProcess, eventually
 from tests.acceptance.site import Site
+from tests.outbound.credentials.oauth_server import Client, oauth_server
+from tests.outbound.credentials.place import write
 from tests.outbound.servers import LoopbackTarget, TargetRequest, listening
 from tests.support.servers import nats, sqs
 from tests.support.servers.nats import NatsServer, add_stream
@@ -27,6 +29,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 COMING_FROM: Final = ROOT / "docs/coming-from.md"
 RAW_QUEUES: Final = ROOT / "docs/raw-queues.md"
+SECRET: Final = "of-the-partner"
 ORIGINS: Final = ("http://localhost:8000", "https://api.partner.com", "https://svc.example")
 BODY: Final = '{"orderId": "o-17", "customer": "c-1"}\n'
 
@@ -65,7 +68,12 @@ async def router(
             fifo = {"FifoQueue": "true"} if name.endswith(".fifo") else {}
             stand_in.call("CreateQueue", {"QueueName": name, "Attributes": fifo})
         origin = target.url.removesuffix("/hook")
+        issuer = stack.enter_context(oauth_server(Client("router", SECRET)))
         others = dict.fromkeys(ORIGINS, origin) | {
+            "https://auth.partner.com/token": issuer.url,
+            '"hosts": ["api.partner.com"]': f'"hosts": ["localhost:{target.port}"]',
+            '"type": "oauth2"': '"type": "oauth2", "allowHttp": true',
+            "/run/secrets/partner": write(tmp_path / "partner", SECRET),
             "nats://localhost:4222": f"nats://{jetstream.address}",
             "http://127.0.0.1:9000": f"{origin}/readme",
             "redis://127.0.0.1:6379/0": redis.url,
@@ -73,9 +81,11 @@ async def router(
         }
         urls = []
         for number, printed in enumerate(documents()):
-            path = tmp_path / f"document-{number}.json"
-            path.write_text(replaced(printed, others))
-            urls.append(path.as_uri())
+            path = write(tmp_path / f"document-{number}.json", replaced(printed, others))
+            if printed.startswith('{"credentials"'):
+                site.settings["MESSAGE_ROUTER_CREDENTIALS_FILE"] = path
+            else:
+                urls.append(f"file://{path}")
         site.settings |= {
             **sqs.ENV,
             "SQS_ENDPOINT_OVERRIDE": stand_in.url,
@@ -130,7 +140,7 @@ def publish_to_redis(server: RedisServer) -> None:
 async def test_every_document_for_queues_of_others_does_what_its_page_says(
     router: RouterProcess, target: LoopbackTarget
 ) -> None:
-    assert len(documents()) == 5
+    assert len(documents()) == 6
     await eventually(lambda: len(target.requests) >= 5)
     seen = {request.line.rpartition(" ")[0]: request for request in target.requests}
     letters = (await router.get("/dead-letters")).json()["items"]
@@ -141,6 +151,7 @@ async def test_every_document_for_queues_of_others_does_what_its_page_says(
     works(work, "x-aws-sqsd-attr-type", "Created")
     assert work.headers["x-aws-sqsd-msgid"] == work.headers["x-message-id"]
     works(seen["PUT /v2/orders"], "x-tenant", "acme")
+    assert seen["PUT /v2/orders"].headers["authorization"].startswith("Bearer ")
     works(push, "x-event-type", "Created")
     assert push.headers["x-published"].startswith("20")
     works(seen["POST /hook"], "x-message-id", "o-17")

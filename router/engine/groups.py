@@ -275,13 +275,10 @@ class GroupDesk:
 
     def _places(self, queue: QueueConfig) -> Sequence[tuple[QueueConfig, OrderLogs]]:
         """Return where groups of a queue may wait: in itself, and in its order store."""
-        store = self._store
-        if store is None:
-            return ()
-        places = [queue] if queue.uri else []
-        if queue.is_strict or queue.name in self._left:
+        store, places = self._store, [queue] if queue.uri else []
+        if store is not None and (queue.is_strict or queue.name in self._left):
             places.append(store.queue_of(queue))
-        return [(each, store.logs) for each in places]
+        return () if store is None else [(each, store.logs) for each in places]
 
     async def _ask(
         self,

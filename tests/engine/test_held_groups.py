@@ -336,6 +336,20 @@ async def test_a_router_that_does_not_consume_the_queue_stores_only_in_a_shared_
 
 
 @REPLAY
+async def test_a_letter_that_holds_nothing_is_stored_by_the_router_with_the_store_only() -> None:
+    queue = replace(HOLD, holds_letters=False)
+    async with parking(sender=failing(GONE), queue=queue) as (rig, _):
+        await rig.publish(*grouped("a"), queue=queue)
+        await asyncio.sleep(10)
+        rig.manager.stop()
+        rig.manager.keep(RoutingConfig(queues=(queue,)))
+        with pytest.raises(Conflict, match="the router that consumes its queue"):
+            await replays(rig).replay(1)
+
+        assert rig.letters.replayed == {}
+
+
+@REPLAY
 @pytest.mark.parametrize("kind", ["blocks", "holds-groups"])
 async def test_only_the_router_with_the_store_decides_about_a_letter_that_may_hold_its_group(
     kind: str,

@@ -98,6 +98,14 @@ class Bus:
     def replied(self) -> list[dict[str, Any]]:
         return [row["message"] for row in self._rows(f"q_{self.replies}")]
 
+    def succeeded(self) -> set[str]:
+        """The commands whose success is recorded."""
+        query = (
+            "SELECT message_id FROM message_router.queue_messages"
+            " WHERE queue = 'pgmq:' || :'queue' AND state = 'succeeded'"
+        )
+        return set(self.server.sql(query, {"queue": self.queue}).splitlines())
+
     def count(self, table: str) -> int:
         return int(self.server.sql(f"SELECT count(*) FROM pgmq.{table}"))  # noqa: S608
 
@@ -447,4 +455,91 @@ async def test_a_worker_that_is_killed_again_and_again_loses_no_command_and_no_r
     assert sorted({id_of(request) for request in target.requests}) == sent
     # Reply and end of the command are one transaction: no reply is missing, none is there twice.
     assert sorted(reply["command_id"] for reply in bus.replied()) == sent
+    assert bus.archived() == []
+
+
+@pytest.mark.rule("CMD-3", "CMD-14")
+async def test_a_command_that_cannot_run_is_answered_and_has_failed(bus: Bus) -> None:
+    asking = {"reply_to": bus.replies, "correlation_id": "k-1"}
+    bus.send(
+        command("no-route", command_type="Unheard", **asking),
+        {"command_id": "odd", "command_type": {"not": "text"}, **asking},
+    )
+
+    async with worker(bus) as (router, _):
+        await eventually(lambda: not bus.waiting())
+        states = [(await router.get(f"/messages/{each}")).json() for each in ("no-route", "odd")]
+
+    failed = {"correlation_id": "k-1", "outcome": "FAILED", "error_code": "MALFORMED"}
+    replies = sorted(bus.replied(), key=itemgetter("command_id"))
+    assert [each.pop("error_message") != "" for each in replies] == [True, True]
+    assert replies == [{"command_id": each, **failed} for each in ("no-route", "odd")]
+    assert [state["state"] for state in states] == ["FAILED", "FAILED"]
+
+
+@pytest.mark.rule("CMD-14")
+async def test_the_state_of_a_command_is_known_after_a_restart(bus: Bus) -> None:
+    answers = Answers([(200, b'{"result": {"n": 1}}')])
+    bus.send(command("c-1"))
+    async with worker(bus, answers.script) as (router, _):
+        await eventually(lambda: not bus.waiting())
+        assert await router.stop() == 0
+
+    async with worker(bus) as (router, _):
+        state = (await router.get("/messages/c-1")).json()
+        listed = (await router.get("/messages?state=SUCCEEDED")).json()["items"]
+
+    assert (state["state"], state["result"], state["pool"]) == ("SUCCEEDED", {"n": 1}, "PAYMENTS")
+    assert [each["id"] for each in listed] == ["c-1"]
+
+
+@pytest.mark.rule("CMD-14", "CMD-4")
+async def test_a_batch_on_pgmq_calls_back_and_what_waits_is_cancelled(bus: Bus) -> None:
+    message = {"poolCode": "PAYMENTS", "payload": {"n": 1}}
+    async with worker(bus) as (router, target):
+        to = {**message, "mediationTarget": target.url}
+        members = [{"id": "a", **to}, {"id": "later", "delaySeconds": 3600, **to}]
+        callback = {"mediationTarget": target.url, "poolCode": "PAYMENTS"}
+        batch = {"id": "b-1", "messages": members, "callback": callback}
+        answer = await router.post("/batches", batch)
+        await eventually(lambda: len(target.requests) == 1)
+        cancelled = await router.delete("/messages/later")
+        await eventually(lambda: not bus.waiting())
+        batch = (await router.get("/batches/b-1")).json()
+
+    assert (answer.status_code, cancelled.status_code) == (202, 204)
+    assert ids(target) == ["a", "b-1-callback"]
+    assert (batch["state"], batch["succeeded"], batch["cancelled"]) == ("COMPLETE", 1, 1)
+
+
+@pytest.mark.rule("P1", "CMD-14", "CMD-4")
+async def test_a_worker_that_is_killed_runs_no_command_again_that_it_has_recorded(
+    bus: Bus,
+) -> None:
+    total, kills = 1_000, 3
+    busy, pool = Busy(0.001), {**POOL, "concurrency": 20}
+    sent = [command(f"c-{n}", reply_to=bus.replies) for n in range(total)]
+    bus.send(*sent)
+    recorded_at: dict[str, int] = {}  # how many requests there had been when it was recorded
+    async with listening(busy.script) as target:
+        bus.configure(target, pool, visibilityTimeout=2)
+        for kill in range(1, kills + 1):
+            async with bus.site.router() as router:
+                enough = kill * total // (kills + 1)
+                await eventually(lambda enough=enough: len(target.requests) > enough, within=60)  # type: ignore[misc]
+                await router.kill()
+            recorded = bus.succeeded() - recorded_at.keys()
+            recorded_at |= dict.fromkeys(recorded, len(target.requests))
+            bus.send(*(each for each in sent if each["command_id"] in recorded))  # once more
+        async with bus.site.router():
+            await eventually(lambda: not bus.waiting(), within=60)
+
+    assert len(recorded_at) > total // 2
+    all_ids = sorted(f"c-{n}" for n in range(total))
+    requested = [id_of(request) for request in target.requests]
+    assert sorted(set(requested)) == all_ids
+    again = [each for each, at in recorded_at.items() if each in requested[at:]]
+    assert again == []
+    assert bus.succeeded() == set(all_ids)
+    assert sorted(reply["command_id"] for reply in bus.replied()) == all_ids
     assert bus.archived() == []

@@ -254,6 +254,7 @@ class BodyFormat(Enum):
     MESSAGE = "message"  # the id and the payload
     PAYLOAD = "payload"  # the payload alone
     CLOUD_EVENT = "cloudEvent"  # the payload, with the headers of CloudEvents in binary mode
+    STRUCTURED_EVENT = "cloudEventStructured"  # a CloudEvent, with the payload in it
 
 
 class TargetConfig(Struct, frozen=True, kw_only=True):

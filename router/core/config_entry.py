@@ -754,7 +754,7 @@ class _TargetEntry(Struct, rename="camel", omit_defaults=True, kw_only=True):
     concurrency: Number | None = None
     rate_limit_per_minute: Number | None = None
     method: Literal["POST", "PUT", "PATCH"] = "POST"
-    format: Literal["message", "payload", "cloudEvent"] = "message"
+    format: Literal["message", "payload", "cloudEvent", "cloudEventStructured"] = "message"
     ce_type: str | None = None
     ce_source: str | None = None
 
@@ -786,12 +786,12 @@ def read_target_entry(raw: object, notes: Notes) -> TargetConfig:
 
 def _read_event(entry: _TargetEntry, field: str, value: str | None) -> str | None:
     """Return an attribute of CloudEvents."""
-    if entry.format != "cloudEvent":
+    if entry.format not in {"cloudEvent", "cloudEventStructured"}:
         if value is not None:
             raise BadEntry(field, "is for the format cloudEvent")
         return None
     if value is None and field == "ceType":
-        raise BadEntry(field, "is needed for the format cloudEvent")
+        raise BadEntry(field, f"is needed for the format {entry.format}")
     given = f"{EVENT_SOURCE}{entry.name}" if value is None else value
     if not is_header_value(given):
         raise BadEntry(field, "is empty, or not printable ASCII")

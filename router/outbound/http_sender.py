@@ -408,15 +408,22 @@ def _add_lines(
 ) -> None:
     """Add what an entry of `targets` says."""
     headers += place.lines
-    if entry.format is not BodyFormat.MESSAGE:
+    if entry.format is BodyFormat.MESSAGE:
+        return
+    if entry.format is BodyFormat.STRUCTURED_EVENT and not message.is_raw:
+        headers[0] = b"Content-Type: application/cloudevents+json"
+        return
+    if entry.format is not BodyFormat.PAYLOAD:
         headers += _event_headers(message, entry)
-        if not body and not message.is_raw:
-            headers[0] = b"Content-Type:"  # libcurl leaves it out
+    if not body and not message.is_raw:
+        headers[0] = b"Content-Type:"  # libcurl leaves it out
 
 
 def _body_of(message: Message, entry: TargetConfig | None) -> bytes:
     if isinstance(message, RawMessage):
         return message.body
+    if entry is not None and entry.format is BodyFormat.STRUCTURED_EVENT:
+        return _event_of(message, entry)
     if entry is not None and entry.format is not BodyFormat.MESSAGE:
         return bytes(message.payload) if message.has_payload else b""
     if message.payload and message.has_payload:
@@ -486,8 +493,6 @@ def _aws_headers(
 
 def _event_headers(message: Message, entry: TargetConfig) -> list[str]:
     """Return the headers of an event in binary mode (TGT-8)."""
-    if entry.format is not BodyFormat.CLOUD_EVENT:
-        return []
     group = [f"ce-partitionkey: {_event_value(message.group)}"] if message.group else []
     return [
         "ce-specversion: 1.0",
@@ -496,6 +501,22 @@ def _event_headers(message: Message, entry: TargetConfig) -> list[str]:
         f"ce-source: {_event_value(entry.event_source)}",
         *group,
     ]
+
+
+def _event_of(message: Message, entry: TargetConfig) -> bytes:
+    """Return an event in structured mode (TGT-8)."""
+    event = {
+        "specversion": "1.0",
+        "id": message.id,
+        "type": entry.event_type,
+        "source": entry.event_source,
+    }
+    if message.group:
+        event["partitionkey"] = message.group
+    if not message.has_payload:
+        return _encode(event)
+    event["datacontenttype"] = "application/json"
+    return b'%b,"data":%b}' % (_encode(event)[:-1], message.payload)
 
 
 def _event_value(text: str) -> str:

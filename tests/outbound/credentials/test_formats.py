@@ -13,13 +13,14 @@ import pytest
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
-from cloudevents.core.bindings.http import HTTPMessage, from_binary_event
+from cloudevents.core.bindings.http import HTTPMessage, from_binary_event, from_structured_event
 from cloudevents.core.formats.json import JSONFormat
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from router.core.message import RawMessage
 from router.core.outcome import Cause, NoReply, Reply
 from router.curl.sigv4 import AwsCredentials, Signer, digest
 from tests.outbound.credentials.place import sending, write
@@ -90,6 +91,44 @@ async def test_the_cloudevents_sdk_reads_what_is_sent(
     assert event.get_extension("partitionkey") == group
     assert event.get_data() == {"amount": 10.5}
     assert "ce-datacontenttype" not in request.headers
+
+
+@pytest.mark.rule("TGT-8")
+@pytest.mark.parametrize("group", ['Müller & "Söhne" 100%', None])
+async def test_the_cloudevents_sdk_reads_a_structured_event(
+    tmp_path: Path, group: str | None
+) -> None:
+    fields = {"format": "cloudEventStructured", "ceType": "order.paid"}
+    request = await sent(tmp_path, fields, payload=PAYLOAD, group=group)
+    bare = await sent(tmp_path, fields)
+
+    event = from_structured_event(HTTPMessage(request.headers, request.body), JSONFormat())
+    assert (event.get_id(), event.get_type(), event.get_specversion()) == (
+        *("m-1", "order.paid"),
+        "1.0",
+    )
+    assert event.get_source() == "//message-router/t"
+    assert event.get_extension("partitionkey") == group
+    assert event.get_data() == {"amount": 10.5}
+    assert bytes(PAYLOAD) in request.body  # as it was published
+    assert request.headers["content-type"] == "application/cloudevents+json"
+    assert not [name for name in request.headers if name.startswith("ce-")]
+    empty = from_structured_event(HTTPMessage(bare.headers, bare.body), JSONFormat())
+    assert (empty.get_id(), empty.get_data()) == ("m-1", None)
+
+
+@pytest.mark.rule("TGT-8", "RAW-1")
+async def test_a_raw_message_is_an_event_in_binary_mode(tmp_path: Path) -> None:
+    async with listening() as target, sending(tmp_path) as place:
+        for name in ("cloudEvent", "cloudEventStructured"):
+            entry = {"name": "t", "match": target.url, "format": name, "ceType": "order.paid"}
+            place.use(entry)
+            message = RawMessage(id="m-1", target=target.url, body=b"\xff", content_type="a/b")
+            await place.sender.send(message, 1, 5.0)
+
+    assert [request.body for request in target.requests] == [b"\xff"] * 2
+    for request in target.requests:
+        assert (request.headers["content-type"], request.headers["ce-id"]) == ("a/b", "m-1")
 
 
 # --- Standard Webhooks

@@ -6,7 +6,7 @@ the order store of a queue that is none. Here it is found again, and decided abo
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
@@ -88,8 +88,7 @@ class GroupDesk:
             return await order_log.groups(limit, only_held=only_held or not is_store)
 
         found, away = list[QueueGroup](), list[BrokeOff]()
-        for config in self._queues(queue):
-            answers, failure = await self._ask(config, ask)
+        async for config, answers, failure in self._ask_all(self._queues(queue), ask):
             found += [QueueGroup(config.name, each) for groups in answers for each in groups]
             self._note_away(config.name, failure)
             away += [] if failure is None else [failure]
@@ -173,8 +172,7 @@ class GroupDesk:
             return found if found is not None and (is_store or found.is_held) else None
 
         away: BrokeOff | None = None
-        for config in self._queues(None):
-            answers, failure = await self._ask(config, ask)
+        async for config, answers, failure in self._ask_all(self._queues(None), ask):
             away = away or failure
             for found in answers:
                 return explain_stored(
@@ -197,12 +195,12 @@ class GroupDesk:
         await self._look_for_left()
         for name in self._away - self._manager.consumers.keys():
             self._note_away(name, None)  # it is not for us to look at it again
-        for consumer in list(self._manager.consumers.values()):
-            name, source = consumer.queue.name, f"Consumer:{consumer.queue.name}"
-            if not _may_hold(consumer.queue):
-                continue
+        consumers = dict(self._manager.consumers)
+        queues = [each.queue for each in consumers.values() if _may_hold(each.queue)]
+        async for queue, held, silence in self._ask_all(queues, _count_held):
+            name, source, consumer = queue.name, f"Consumer:{queue.name}", consumers[queue.name]
+            failure = silence
             try:
-                held, failure = await self._ask(consumer.queue, _count_held)
                 if consumer.stored_by is not None:
                     await consumer.stored_by.measure()
             except BrokerError as error:
@@ -309,6 +307,27 @@ class GroupDesk:
             if answers and until_found:
                 break
         return answers, failure
+
+    async def _ask_all(
+        self,
+        queues: Sequence[QueueConfig],
+        question: Callable[[OrderLog, bool], Awaitable[T | None]],
+    ) -> AsyncIterator[tuple[QueueConfig, Sequence[T], BrokeOff | None]]:
+        """Yield each queue with its answers and the first failure.
+
+        Of several, one that is not strict and does not answer is left out, with all others that
+        are not: nothing of them has to be held, and one database may have them all.
+        """
+        is_away = False
+        for queue in queues:
+            is_strict = queue.is_strict or queue.name in self._left
+            if is_away and not is_strict:
+                continue
+            answers, failure = await self._ask(queue, question)
+            if failure is None or is_strict or len(queues) == 1:
+                yield queue, answers, failure
+            else:
+                is_away = True
 
     async def _ask_until_found(
         self, queue: QueueConfig, question: Callable[[OrderLog, bool], Awaitable[T | None]]

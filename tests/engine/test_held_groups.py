@@ -738,10 +738,12 @@ class PartlyAway:
 
     def __init__(self, logs: OrderLogs) -> None:
         self.away = set[str]()
+        self.asked = list[str]()
         self._logs = logs
 
     @asynccontextmanager
     async def open_order_log(self, queue: QueueConfig) -> AsyncIterator[OrderLog]:
+        self.asked.append(queue.uri)
         if queue.uri in self.away:
             raise Disconnected("unplugged")
         async with self._logs.open_order_log(queue) as order_log:
@@ -1097,6 +1099,25 @@ async def test_groups_that_a_work_queue_holds_are_told_of_if_its_entry_does_not_
 
         assert "GROUP_HELD" not in rig.codes
         assert [each for _, each in sent(rig)] == ["a", "b"]
+
+
+@OPERATORS
+async def test_a_queue_that_is_not_strict_is_not_warned_of_if_it_does_not_answer() -> None:
+    async with two_held_groups() as (rig, logs):
+        others = [replace(HOLD_FACTS, name=f"w{n}", uri=f"memory://w{n}") for n in range(2)]
+        plain = [replace(each, ordering=None, holds_letters=False) for each in others]
+        await rig.apply(pool(), queues=[HOLD_ITSELF, *plain])
+        await desk_of(rig).measure()
+        rig.book.clear()
+        logs.away, logs.asked = {each.uri for each in plain}, []
+        await desk_of(rig).measure()
+        (held,) = await desk_of(rig).groups(None, 10, only_held=True)
+
+        assert held.queue == "q"
+        assert "ORDER_STORE" not in rig.codes
+        assert plain[1].uri not in logs.asked  # it is where the first one is, and may take long
+        with pytest.raises(BrokeOff, match="unplugged"):
+            await desk_of(rig).groups("w1", 10, only_held=True)
 
 
 @OPERATORS

@@ -48,6 +48,8 @@ HANDLER_POOL: Final = PoolConfig(code=DEFAULT_POOL, concurrency=10, parallel_ung
 HANDLERS: Final = {
     "handler": 5,
     "handler in a thread": 5,
+    "handler, none ahead": 0,
+    "handler in a thread, none ahead": 0,
 }
 
 

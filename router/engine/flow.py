@@ -236,7 +236,13 @@ class FlowControl:
         return Ask(limit)
 
     def _limit(self) -> int:
-        """Return how many messages find room, as far as the pools of the latest receive tell."""
+        """Return how many messages find room, as far as the pools of the latest receive tell.
+
+        Before the first one, any pool may be theirs.
+        """
+        if not self._noted and self._pools:
+            room = max(pool.lasting_room for pool in self._pools.values())
+            return max(min(room, self.most), 1)
         room = 0
         for code in self._noted:
             pool = self._pools.find(code)

@@ -97,3 +97,14 @@ async def test_a_rate_limit_bounds_what_a_pool_takes() -> None:
 
         assert rig.pool().held <= 120 / 6 + 10
         assert len(sender.sent) == pytest.approx(120, abs=2)
+
+
+@pytest.mark.rule("POOL-1", "BRK-1")
+async def test_the_first_receive_asks_for_no_more_than_the_largest_room() -> None:
+    async with running(pool(concurrency=10, take_ahead=0)) as rig:
+        await rig.publish(*(body(f"m{n}", messageGroupId=f"g{n}", poolCode="P") for n in range(50)))
+        await asyncio.sleep(10)
+
+        assert len(rig.witness.acks) == 50
+        assert rig.witness.nacks == []
+        assert rig.codes == set()

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from router.core.config import QueueConfig
 from router.core.explain import Explanation, explain_group, explain_message, explain_target
 from router.core.history import (
+    Fate,
     HandOver,
     Held,
     HeldGroup,
@@ -437,12 +438,19 @@ class MessageLookup:
         return {message_id: message_id in held for message_id in message_ids}
 
     def held_of(self, queue: QueueConfig, message_id: str) -> Sequence[Job]:
-        """Return what the router holds of a queue under this id."""
+        """Return what the router holds of a queue under this id, and is not settling yet."""
         return [
             job
             for job in self._tracker
-            if job.message.id == message_id and job.key.queue == queue.uri
+            if job.message.id == message_id
+            and job.key.queue == queue.uri
+            and job.state is not State.SETTLING
         ]
+
+    def fate_of(self, job: Job) -> Fate | None:
+        """Return how a job has ended. None: it has not, or not lately."""
+        ended = self._journal.latest_first()
+        return next((each.fate for each in ended if each.key == job.key), None)
 
     async def history(self, message_id: str) -> MessageHistory:
         letter = await self._letters.latest_of(message_id)

@@ -275,13 +275,10 @@ class MessageStates:
                 for job in held:
                     while job in job.settler.held:
                         await job.settler.ended.wait()
-        async with self._stores.open(queue) as store:
-            record = await store.find(message_id)
-        if record is None or record.ended_at is None:
-            return False
-        if record.status is not MessageStatus.CANCELLED:
+        fates = {self._lookup.fate_of(job) for job in held}
+        if fates & {Fate.DELIVERED, Fate.DEAD_LETTERED}:
             raise Conflict(_REFUSALS[Cancellation.TOO_LATE])
-        return True
+        return fates == {Fate.CANCELLED}
 
     async def _cancel_in(
         self, store: MessageStore, queue: QueueConfig, message_id: str, *, running: bool

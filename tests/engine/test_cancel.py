@@ -12,12 +12,21 @@ from router.brokers import BrokerRegistry
 from router.core.config import OnFailure, Ordering, QueueConfig, RetryPolicy, TargetConfig
 from router.core.explain import Situation
 from router.core.history import Fate
+from router.core.message import parse
 from router.core.outcome import Answer, Reply
 from router.engine.settle import ACK_LINGER_SECONDS
 from router.engine.state import MessageLookup
 from router.engine.stores import END_SECONDS, MessageStates, QueueStores
 from router.outbound.handlers import Command, Context, HandlerTasks
-from router.ports import Conflict, MessageStatus, StillRunning, Task, TaskRunner, Unknown
+from router.ports import (
+    Conflict,
+    MessageStatus,
+    Publication,
+    StillRunning,
+    Task,
+    TaskRunner,
+    Unknown,
+)
 from tests.support.fakes import REFUSED, FakeSender
 from tests.support.rig import QUEUE, WALL_AT_START, Rig, body, ended, grouped, pool, running
 
@@ -364,3 +373,21 @@ async def test_what_failed_in_front_of_its_group_and_was_accepted_then_is_delive
         assert ended(at.rig) == {Fate.DELIVERED: 1}
         assert await at.state_of("a") is MessageStatus.SUCCEEDED
         assert [each["outcome"] for each in await at.replies()] == ["SUCCESS"]
+
+
+@pytest.mark.rule("CMD-13")
+async def test_another_message_of_the_same_id_that_has_ended_is_not_taken_for_it() -> None:
+    sender = slow(a=100.0)
+    async with office(sender=sender) as at:
+        first, second = body("a", poolCode="P"), body("a", poolCode="P", payload=2)
+        async with at.rig.brokers.open_publisher(QUEUE) as publisher:
+            await publisher.publish([Publication(parse(first), first)])
+            await asyncio.sleep(1)
+            sender.takes_for["a"] = 1.0
+            await publisher.publish([Publication(parse(second), second)])
+        await asyncio.sleep(5)
+        assert await at.state_of("a") is MessageStatus.SUCCEEDED  # the newer one
+
+        assert await at.cancel("a") is True
+
+        assert ended(at.rig) == {Fate.CANCELLED: 1, Fate.DELIVERED: 1}

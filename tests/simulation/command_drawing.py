@@ -151,9 +151,7 @@ class CommandDrawer(Drawer):
 
     def _cancel(self, at: float, body: Body, queue: int) -> None:
         router = self.rng.randrange(self.routers)
-        running = body.number % 2 == 0
-        step = Step(round(at, 3), Act.CANCEL, (body.number,), queue, router, running=running)
-        self.steps.append(step)
+        self.steps.append(Step(round(at, 3), Act.CANCEL, (body.number,), queue, router))
 
     def _wish(self, at: float, *, is_step: bool = False) -> Wish:
         rng = self.rng

@@ -1,6 +1,7 @@
 """Draws a world from its seed."""
 
 import random
+from collections import Counter
 from typing import Final
 
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ COMMANDS_IN_WORK_QUEUES: Final = 0.6  # which take more kinds of them
 SHORT_LEASE: Final = 15.0
 LAPSES: Final = 0.15  # of worlds with a work queue
 TRAFFIC: Final = 0.08  # of all worlds
+STOPPED: Final = 0.25  # of worlds with a work queue: what runs is cancelled
 SECOND: Final = 0.1  # likewise: a fault meets a second publication
 GOOD_MOODS: Final = (Mood.OK, Mood.OK, Mood.OK, Mood.SLOW, Mood.CUTS)
 BAD_MOODS: Final = (
@@ -41,6 +43,9 @@ def draw(seed: int, kind: Kind | None = None) -> WorldPlan:
     rng = random.Random(seed ^ 0x1EA5E)  # noqa: S311  likewise
     if plan.kind in WORK_QUEUES and rng.random() < LAPSES:
         plan = _with_a_lapse(rng, plan)
+    rng = random.Random(seed ^ 0xCA9CE1)  # noqa: S311  likewise
+    if plan.kind in WORK_QUEUES and rng.random() < STOPPED:
+        plan = _with_cancels_of_what_runs(rng, plan)
     rng = random.Random(seed ^ 0x2D0)  # noqa: S311  likewise
     if rng.random() < SECOND:
         plan = _with_trouble_for_a_second(rng, plan)
@@ -67,6 +72,37 @@ def _with_a_lapse(rng: random.Random, plan: WorldPlan) -> WorldPlan:
     )
     steps = sorted((*plan.steps, stall), key=lambda step: step.at)
     return replace(plan, routers=routers, lease=lease, steps=tuple(steps))
+
+
+def _with_cancels_of_what_runs(rng: random.Random, plan: WorldPlan) -> WorldPlan:
+    """A target is slow, and some of what it is sent is cancelled, amid trouble or in peace."""
+    routers, is_calm = max(plan.routers, 2), rng.random() < 0.4
+    published = [step for step in plan.steps if step.act in {Act.PUBLISH, Act.SEND, Act.BATCH}]
+    chosen = rng.choice(published)
+    host = plan.bodies[chosen.bodies[0]].host if chosen.bodies else 0
+    slow = Phase(max(chosen.at - 1, 0.0), Mood.SLOW)
+    phases = [each for each in plan.phases[host] if each.at < slow.at]
+    steps = [step for step in plan.steps if step.is_of_a_producer or not is_calm]
+    ids = Counter(body.id for body in plan.bodies)
+    for number in chosen.bodies:
+        if ids[plan.bodies[number].id] > 1:  # it might be the other one that is cancelled
+            continue
+        at = chosen.at + rng.choice((0.1, 0.5, 1.0, 2.0, 5.0, 10.0))
+        for router in rng.sample(range(routers), rng.choice((1, routers))):
+            cancel = Step(round(at, 3), Act.CANCEL, (number,), chosen.queue, router, running=True)
+            steps.append(cancel)
+        if rng.random() < 0.4 and not is_calm:
+            act = rng.choice((Act.KILL, Act.KILL, Act.BREAK, Act.OUTAGE, Act.LOSSES, Act.PAUSE))
+            later = round(at + rng.choice((0.0, 0.005, 0.02, 0.2, 3.0)), 3)
+            router, seconds = rng.randrange(routers), rng.choice((0.5, 3.0, 35.0))
+            steps.append(Step(later, act, router=router, seconds=seconds, share=0.3))
+    return replace(
+        plan,
+        routers=routers,
+        lease=SHORT_LEASE,  # so that it is slow for longer
+        steps=tuple(sorted(steps, key=lambda step: step.at)),
+        phases=(*plan.phases[:host], (*phases, slow), *plan.phases[host + 1 :]),
+    )
 
 
 def _with_trouble_for_a_second(rng: random.Random, plan: WorldPlan) -> WorldPlan:

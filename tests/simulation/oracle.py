@@ -137,7 +137,7 @@ class Oracle(Book):
         self.note(name, "posts", body.number)
         self._posted[body.number].append(post.started)
         if not any(step.act in _STANDS_STILL | {Act.CLOCK} for step in self.plan.steps):
-            self._judge_cancels(body.number, "is sent")
+            self._judge_cancels(body.number, "is sent", self.plan.lease)
         post.marks = tuple(mark for mark, _ in self._marks(post, body))
         for mark, rule in self._marks(post, body):
             self._open[mark] += 1
@@ -170,8 +170,8 @@ class Oracle(Book):
         for mark in post.marks:
             self._open[mark] -= 1
         self._open[post.process.name, "pool", post.message.pool or ""] -= 1
-        if answer is not None and self._is_calm:
-            self._judge_cancels(body.number, "is not stopped")
+        if answer is not None and self._is_calm:  # leases are extended when a half is used up
+            self._judge_cancels(body.number, "is not stopped", self.plan.lease / 2)
         ok = None if answer is None else not isinstance(answer, NoReply)
         if isinstance(answer, NoReply) and answer.cause not in _BLAMES:
             ok = None
@@ -252,11 +252,11 @@ class Oracle(Book):
         if is_open and self._is_calm and self._count[number] == 1:
             self.violate("CMD-2", f"body {number} was cancelled while it was being sent")
 
-    def _judge_cancels(self, number: int, what: str) -> None:
-        """Within a lease, whoever holds it hears that it is to end, and who gets it next knows."""
+    def _judge_cancels(self, number: int, what: str, within: float) -> None:
+        """Whoever holds it hears that it is to end, and who gets it next knows (CMD-13)."""
         asked_at = min((each.asked_at for each in self.cancels[number]), default=NEVER)
         comes_again = any(step.act in _COMES_AGAIN for step in self.plan.steps)
-        is_late = self.now() > asked_at + self.plan.lease + 1
+        is_late = self.now() > asked_at + within + 3
         if is_late and self._count[number] == 1 and not comes_again:
             self.violate("CMD-13", f"body {number} {what}, to be cancelled since {asked_at:g}")
 

@@ -159,10 +159,10 @@ class Settings:
     executors_file: Path | None = optional("MEDIATOR_EXECUTORS_FILE", directory,
         "file that defines which processes messages may run; if not set: none")
     dedup_window: float = env("MESSAGE_ROUTER_DEDUP_WINDOW", seconds(0, _DAY_SECONDS), "5m",
-        "work queues: how long duplicates of a finished message are recognized")
+        "work queues, PGMQ: how long duplicates of a finished message are recognized")
     result_retention: float = env(
         "MESSAGE_ROUTER_RESULT_RETENTION", seconds(0, _YEAR_SECONDS), "24h",
-        "work queues: how long finished messages with a payload, reply, step or batch are kept")
+        "work queues, PGMQ: how long what ended with a payload, reply, step or batch is kept")
     result_max_bytes: int = env(
         "MESSAGE_ROUTER_RESULT_MAX_BYTES", size(_LEAST_STORE_BYTES, _TIB), "1GiB",
         "work queues: limit of all results that one database keeps; the oldest are dropped first")

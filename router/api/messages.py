@@ -170,7 +170,9 @@ class MessagePageView(ResponseModel):
 class MessageDetail(MessageStateView):
     """A message with its result."""
 
-    result: Any = as_is({"total": 3}, "The target's answer. Work queues only", default=None)
+    result: Any = as_is(
+        {"total": 3}, "The target's answer. Work queues and PGMQ only", default=None
+    )
     result_omitted: bool = shown(
         "record.ending.result_omitted",
         example=False,

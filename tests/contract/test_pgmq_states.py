@@ -61,6 +61,7 @@ class Place(Struct, frozen=True):
 
 
 class Opened(Struct, frozen=True):
+    brokers: BrokerRegistry
     queue: QueueConfig
     broker: Broker
     publisher: Publisher
@@ -135,7 +136,7 @@ async def opened(queue: QueueConfig, *, window: float = WINDOW) -> AsyncIterator
         keeping = brokers.open_store(queue)
         assert keeping is not None
         async with keeping as store:
-            yield Opened(queue, broker, publisher, store, advice)
+            yield Opened(brokers, queue, broker, publisher, store, advice)
 
 
 def message(message_id: str, dedup_key: str | None = None, **fields: Any) -> Publication:
@@ -496,6 +497,20 @@ async def test_the_schema_of_an_older_work_queue_is_upgraded_in_place(fresh: Pla
         "SELECT count(*) FROM message_router.queue_messages WHERE pgmq_id IS NULL"
     )
     assert before == after > 0
+
+
+@pytest.mark.rule("CMD-14", "BRK-6")
+async def test_a_schema_that_is_dropped_is_installed_again(fresh: Place) -> None:
+    async with opened(fresh.queue()) as site:
+        await site.publisher.publish([message("a")])
+        await fresh.sql.execute("DROP SCHEMA message_router CASCADE")
+        with pytest.raises(BrokerError):
+            await site.broker.receive(1)
+        async with site.brokers.open_queue(site.queue) as broker:
+            (received,) = await broker.receive(1)
+
+            assert not await broker.ack([received.handle])
+        assert (await site.found("a")).status is MessageStatus.SUCCEEDED
 
 
 @pytest.mark.rule("CMD-14")

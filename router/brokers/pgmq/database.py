@@ -48,8 +48,9 @@ class PgmqDatabase(PostgresDatabase):
 
     async def open_states(self, *, may_install: bool) -> None:
         """Find out whether the states of messages can be kept. Install their tables if need be."""
-        if self.keeps_states:
+        if self.keeps_states and not may_install:
             return
+        self.keeps_states = False
         (row,) = await self.call(_LOOK)
         if not row["has_pgmq"] or not (row["is_ours"] or may_install):
             return

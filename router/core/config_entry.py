@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
 from functools import lru_cache
 from inspect import isclass
 from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args, get_origin
@@ -72,6 +73,7 @@ MAX_ROUTES: Final = 1000  # of one queue
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 Number = int | float
+_UNKNOWN: Final = "Object contains unknown field `"
 T = TypeVar("T", bound=Struct)
 CRON_FIELDS: Final = 5
 EVENT_SOURCE: Final = "//message-router/"  # and the name of the target
@@ -208,7 +210,15 @@ def convert_entry(raw: object, entry_type: type[T]) -> T:
         name = where.strip(".`")
         if text.startswith("Invalid enum value"):  # the given one is of any length and content
             text = f"not one of {', '.join(_choices(entry_type, name))}"
+        elif text.startswith(_UNKNOWN):
+            text += _advice(entry_type, text.removeprefix(_UNKNOWN).removesuffix("`"))
         raise BadEntry(name, text) from None
+
+
+def _advice(entry_type: type[Struct], unknown: str) -> str:
+    known = [each.encode_name for each in msgspec.structs.fields(entry_type)]
+    close = get_close_matches(unknown, known, n=1)
+    return f": did you mean `{close[0]}`?" if close else ""
 
 
 def _choices(entry_type: type[Struct], path: str) -> Sequence[str]:
@@ -354,13 +364,13 @@ def _read_raw_route(entry: _QueueEntry, broker: BrokerFacts) -> RawRoute | None:
         given = convert_entry(entry.route, _RawRouteEntry)
     except BadEntry as bad:
         raise BadEntry(f"route.{bad.where}".rstrip("."), bad.text) from None
+    if not given.mediation_target.lower().startswith(("https://", "http://")):
+        raise BadEntry("route.mediationTarget", "must begin with https:// or http://")
     sample = {"id": "any", "mediationTarget": given.mediation_target, "poolCode": given.pool_code}
     try:
         message = parse(msgspec.json.encode(sample))  # what no message may have, no route may
     except Malformed as error:
         raise BadEntry("route", str(error)) from None
-    if read_target(message.target).scheme not in {"http", "https"}:
-        raise BadEntry("route.mediationTarget", "must begin with https:// or http://")
     own_id = _read_value("route.id", given.id)
     if isinstance(own_id, str):
         raise BadEntry("route.id", "must not be the same for all messages")

@@ -335,7 +335,11 @@ def test_a_route_is_read_and_shown_without_secrets() -> None:
         ({"envelope": "raw", "queueUri": "memory://q", "route": WHOLE}, "envelope: `raw` is not"),
         ({"envelope": "raw", "queueUri": "sqlite:///q", "route": WHOLE}, "envelope: `raw` is not"),
         ({"envelope": "raw", "route": {}}, "route: Object missing required field"),
-        ({"envelope": "raw", "route": WHOLE | {"poolcode": "P"}}, "unknown field `poolcode`"),
+        (
+            {"envelope": "raw", "route": WHOLE | {"poolcode": "P"}},
+            "unknown field `poolcode`: did you mean `poolCode`?",
+        ),
+        ({"envelope": "raw", "route": WHOLE | {"zzz": "P"}}, "unknown field `zzz`"),
         (
             {"envelope": "raw", "route": WHOLE | {"mediationTarget": "https://"}},
             "route: `mediationTarget`",

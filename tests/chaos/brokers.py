@@ -24,7 +24,7 @@ import aio_pika
 
 from router.brokers import BrokerRegistry
 from router.brokers.rabbitmq.connection import Table
-from router.core.config import QueueConfig
+from router.core.config import Ordering, QueueConfig
 from router.core.message import parse
 from router.ports import BrokerError, Publication, Publisher
 from tests.acceptance.site import Site
@@ -409,10 +409,11 @@ class Direct:
     queue: ChaosQueue
     brokers: BrokerRegistry
     _stack: AsyncExitStack
+    _ordering: Ordering | None  # with which it creates the queue
     _line: Publisher | None = None
 
     async def put(self, bodies: Sequence[Body]) -> None:
-        config = QueueConfig(name=QUEUE, uri=self.queue.uri())
+        config = QueueConfig(name=QUEUE, uri=self.queue.uri(), ordering=self._ordering)
         encoded = [json.dumps(body).encode() for body in bodies]
         try:
             if self._line is None:
@@ -426,12 +427,14 @@ class Direct:
 
 
 @asynccontextmanager
-async def publishing_to(queue: ChaosQueue) -> AsyncIterator[Direct]:
+async def publishing_to(
+    queue: ChaosQueue, ordering: Ordering | None = None
+) -> AsyncIterator[Direct]:
     async with (
         BrokerRegistry(worker_id="chaos", dedup_window=300.0) as brokers,
         AsyncExitStack() as stack,
     ):
-        yield Direct(queue, brokers, stack)
+        yield Direct(queue, brokers, stack, ordering)
 
 
 def dead_letters(site: Site) -> list[Body]:

@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
+from router.core.config import Ordering
 from tests.acceptance.process import RouterProcess, eventually, start
 from tests.acceptance.site import Site
 from tests.chaos.brokers import BROKERS, FIFO, ChaosQueue, prepare, publishing_to, running
@@ -194,7 +195,8 @@ class StrictRun:
             self._sites.append(site)
         async with AsyncExitStack() as stack:
             target = await stack.enter_async_context(listening(self.target.script))
-            direct = await stack.enter_async_context(publishing_to(self._queue))
+            publishing = publishing_to(self._queue, Ordering.STRICT)
+            direct = await stack.enter_async_context(publishing)
             stop = asyncio.Event()
             try:
                 for number in range(wanted.routers):

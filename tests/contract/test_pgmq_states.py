@@ -513,15 +513,36 @@ async def test_a_schema_that_is_dropped_is_installed_again(fresh: Place) -> None
         assert (await site.found("a")).status is MessageStatus.SUCCEEDED
 
 
+@pytest.mark.rule("CMD-14", "CMD-10")
+async def test_a_tick_may_come_before_anything_is_consumed(fresh: Place) -> None:
+    async with registry() as brokers:
+        opening = brokers.open_store(fresh.queue())
+        assert opening is not None
+        async with opening as store:
+            assert await store.publish_tick("nightly", 60, message("nightly-60"))
+            assert await store.last_tick("nightly") == 60
+
+
+@pytest.mark.rule("CMD-14")
+async def test_a_store_that_cannot_be_made_is_told_once_and_then_there_is_none(
+    fresh: Place,
+) -> None:
+    place, advice = await limited(fresh, "asks_first"), list[str]()
+    async with registry(advice) as brokers:
+        opening = brokers.open_store(place.queue())
+        assert opening is not None
+        with pytest.raises(BrokerError, match="not kept"):
+            async with opening:
+                pass
+
+        assert brokers.open_store(place.queue()) is None
+    assert [text for text in advice if "GRANT CREATE ON DATABASE" in text] == advice != []
+
+
 @pytest.mark.rule("CMD-14")
 async def test_publishing_installs_nothing(fresh: Place) -> None:
     async with registry() as brokers, brokers.open_publisher(fresh.queue()) as publisher:
         await publisher.publish([message("a")])
-        store = brokers.open_store(fresh.queue())
-        assert store is not None
-        with pytest.raises(BrokerError, match="not kept"):
-            async with store:
-                pass
 
     assert await fresh.sql.fetchval("SELECT to_regnamespace('message_router')") is None
 

@@ -84,7 +84,7 @@ class PgmqQueues:
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator["PgmqBroker"]:
         address = read_address(queue)
         async with self._databases.use(address.dsn) as database:
-            table = await open_table(database, address, queue, to_consume=True)
+            table = await open_table(database, address, queue, to_consume=True, may_install=True)
             self._note_problem(queue, address, database)
             pending = self._pending.setdefault((address.dsn, address.name), PendingRetries())
             pending.reads_bodies = queue.route is None
@@ -135,7 +135,8 @@ class PgmqQueues:
         self, queue: QueueConfig, address: PgmqAddress
     ) -> AsyncIterator[PgmqMessageStore]:
         async with self._databases.use(address.dsn) as database:
-            table = await open_table(database, address, queue, to_consume=False)
+            table = await open_table(database, address, queue, to_consume=False, may_install=True)
+            self._note_problem(queue, address, database)
             if not table.keeps_states:
                 raise QueueRefused("the states of its messages are not kept")
             yield PgmqMessageStore(

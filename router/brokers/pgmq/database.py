@@ -46,9 +46,12 @@ class PgmqDatabase(PostgresDatabase):
     async def prepare(self) -> None:
         await self.check_server()
 
-    async def open_states(self, *, may_install: bool) -> None:
-        """Find out whether the states of messages can be kept. Install their tables if need be."""
-        if self.keeps_states and not may_install:
+    async def open_states(self, *, may_install: bool, is_new: bool) -> None:
+        """Find out whether the states of messages can be kept. Install their tables if need be.
+
+        `is_new`: of a new connection. It looks again, as the tables may be gone.
+        """
+        if self.keeps_states and not is_new:
             return
         self.keeps_states = False
         (row,) = await self.call(_LOOK)

@@ -578,9 +578,17 @@ def _columns(first: int, types: Iterable[str]) -> str:
 
 
 async def open_table(
-    database: PgmqDatabase, address: PgmqAddress, queue: QueueConfig, *, to_consume: bool
+    database: PgmqDatabase,
+    address: PgmqAddress,
+    queue: QueueConfig,
+    *,
+    to_consume: bool,
+    may_install: bool = False,
 ) -> PgmqTable:
-    """Find the queue, and enable insert notifications if possible."""
+    """Find the queue. To consume it, enable insert notifications if possible.
+
+    `may_install`: the tables for states, if they are not there.
+    """
     (row,) = await database.call(_FIND, _table_name(address.name))
     if not row["has_pgmq"]:
         raise QueueRefused("the database has no PGMQ: install it with CREATE EXTENSION pgmq")
@@ -589,7 +597,7 @@ async def open_table(
         raise QueueRefused(f"{problem} SELECT pgmq.create('{address.name}')")
     is_raw = queue.route is not None
     if not is_raw and address.may_keep_states:
-        await database.open_states(may_install=to_consume)
+        await database.open_states(may_install=may_install, is_new=to_consume)
     functions = row["functions"]
     table = PgmqTable(
         address.name,

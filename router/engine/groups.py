@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 STORED_ELSEWHERE: Final = (
     "the router that consumes its queue stores its group in a file of its own:"
-    " replay or discard it there, or replay it with `to`"
+    " decide there, or replay its letter with `to`"
 )
 ASK_SECONDS: Final = 10.0  # for one question to one queue: operators wait for the answer
 IDS: Final = 100  # of the messages of a group that are listed
@@ -143,8 +143,13 @@ class GroupDesk:
 
         held = await self._ask_until_found(config, ask)
         if held is None:
-            raise Conflict(NOT_HELD)
+            raise Conflict(STORED_ELSEWHERE if self._is_elsewhere(config) else NOT_HELD)
         return held
+
+    def _is_elsewhere(self, queue: QueueConfig) -> bool:
+        """Return whether its groups are in a store that only another router reaches."""
+        is_ours = self._store is None or self._store.is_shared
+        return queue.is_stored and not is_ours and queue.name not in self._manager.consumers
 
     async def _release(self, held: QueueGroup) -> QueueGroup:
         config = self._queue(held.queue)
@@ -410,7 +415,7 @@ class GroupDesk:
         store = self._store
         if store is None or not queue.is_stored:
             return False
-        if not store.is_shared:
+        if self._is_elsewhere(queue):
             raise Conflict(STORED_ELSEWHERE)
         group = group_in_store(item.message)
         async with store.logs.open_order_log(store.queue_of(queue)) as order_log:
@@ -440,8 +445,7 @@ class GroupDesk:
         store, name = self._store, group_in_store(message)
         if store is None or name is None or not queue.is_strict:
             return False
-        is_elsewhere = not store.is_shared and queue.name not in self._manager.consumers
-        if queue.holds_letters and queue.is_stored and is_elsewhere:
+        if queue.holds_letters and self._is_elsewhere(queue):
             raise Conflict(STORED_ELSEWHERE)
         group, wanted = (message.pool or DEFAULT_POOL, name), HeldLetter(message.id, letter)
         for place in (queue, store.queue_of(queue)):

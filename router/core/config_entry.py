@@ -73,6 +73,7 @@ MAX_ROUTES: Final = 1000  # of one queue
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 Number = int | float
+MAX_SHOWN_CHARACTERS: Final = 100  # of a name that nobody knows
 _UNKNOWN: Final = "Object contains unknown field `"
 T = TypeVar("T", bound=Struct)
 CRON_FIELDS: Final = 5
@@ -211,7 +212,8 @@ def convert_entry(raw: object, entry_type: type[T]) -> T:
         if text.startswith("Invalid enum value"):  # the given one is of any length and content
             text = f"not one of {', '.join(_choices(entry_type, name))}"
         elif text.startswith(_UNKNOWN):
-            text += _advice(entry_type, text.removeprefix(_UNKNOWN).removesuffix("`"))
+            unknown = text.removeprefix(_UNKNOWN).removesuffix("`")[:MAX_SHOWN_CHARACTERS]
+            text = f"unknown field `{unknown}`{_advice(entry_type, unknown)}"
         raise BadEntry(name, text) from None
 
 

@@ -216,6 +216,7 @@ _FIELDS: Final = [
     field.encode_name for kind in (_Entry, _KeyEntry) for field in msgspec.structs.fields(kind)
 ]
 _CHOICES: Final[Mapping[str, Sequence[str]]] = {"type": list(Kind), "clientAuth": ("basic", "post")}
+_SHOWN_CHARACTERS: Final = 100  # of a name that nobody knows
 _UNKNOWN: Final = "Object contains unknown field `"
 
 
@@ -261,7 +262,7 @@ def _shown(error: Exception) -> str:
         field = where.removeprefix("$.").removesuffix("`")
         return f"`{field}` is not one of {', '.join(_CHOICES[field])}"
     if text.startswith(_UNKNOWN):
-        field = text.removeprefix(_UNKNOWN).removesuffix("`")
+        field = text.removeprefix(_UNKNOWN).removesuffix("`")[:_SHOWN_CHARACTERS]
         text = f"unknown field `{field}`{_advice(field)}"
     return text + at + where
 

@@ -1,6 +1,7 @@
 """On which clock async tests run, and which of them share a process."""
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.simulation.loop import SimLoop
+from tests.support import compatibility
 from tests.support.virtual_time import VirtualTimeLoop
 
 # How long an example takes to make or to run says how busy the machine is, not whether it is right.
@@ -33,6 +35,11 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, Mapping[str, Any
     mark = request.node.get_closest_marker("clock")
     clock = mark.args[0] if mark else "virtual" if tier in VIRTUAL_TIERS else "real"
     return "asyncio", {"loop_factory": CLOCKS[clock]}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if name := os.environ.get(compatibility.RUN):
+        config.pluginmanager.register(compatibility.Recorder(name))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -28,8 +28,10 @@ git ls-files -z --cached --others --exclude-standard | tar --create --null --fil
 cp /etc/resolv.conf /etc/hosts "$ROOT/etc/"
 [[ ! -f $BUNDLE ]] || cp "$BUNDLE" "$ROOT$BUNDLE" # as this machine trusts: a proxy may have its own authority
 
+COMMIT=$(git rev-parse --short=7 HEAD)
+
 # The root is a mount of its own, so that programs find "/" in the list of mounts.
-exec unshare --mount --propagation private -- bash -euc '
+unshare --mount --propagation private -- bash -euc '
   ROOT=$0
   mount --bind "$ROOT" "$ROOT"
   mount --types proc proc "$ROOT/proc"
@@ -37,4 +39,6 @@ exec unshare --mount --propagation private -- bash -euc '
   mount --rbind /sys "$ROOT/sys"
   mount --types tmpfs tmpfs "$ROOT/tmp"
   exec chroot "$ROOT" env --chdir=/src HOME=/root "$@"
-' "$ROOT" "${@:2}"
+' "$ROOT" "COMPATIBILITY_COMMIT=$COMMIT" "${@:2}" || status=$?
+cp "$ROOT/src/docs/compatibility.json" docs/ # if the tests recorded their run
+exit "${status:-0}"

@@ -20,6 +20,7 @@ STOP_SECONDS: Final = 20.0
 
 PORTS: Final = range(12_000, 32_000)  # the kernel gives out ports from 32768 on by itself
 _taken: set[int] = set()
+started: Final[set[str]] = set()  # the programs, for the record of a run: see compatibility.py
 
 
 def free_port() -> int:
@@ -90,6 +91,7 @@ class ServerProcess:
                 stderr=log,
                 start_new_session=True,
             )
+        started.update(self._command)
         deadline = time.monotonic() + START_SECONDS
         while not self._is_up():
             if self._process.poll() is not None or time.monotonic() > deadline:

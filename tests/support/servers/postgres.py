@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from tests.support.servers.base import ServerProcess, free_port, missing, needed
+from tests.support.servers.base import ServerProcess, free_port, missing, needed, started
 
 HOMES: Final = Path("/usr/lib/postgresql")
 OLDEST: Final = 15
@@ -78,6 +78,7 @@ class PostgresServer(ServerProcess):
 
     def install_pgmq(self, database: str = DATABASE) -> None:
         """PGMQ as its Python package ships it: SQL that needs no extension."""
+        started.add("pgmq")
         script = files("pgmq").joinpath("sql/pgmq.sql").read_text()
         self.sql(f"\\connect {database}\n{script}")
 

@@ -377,6 +377,12 @@ class DeliveryRunner:
             failed = outcome
         return failed
 
+    def _take_abort(self, task: asyncio.Task[None], error: asyncio.CancelledError) -> None:
+        """Go on after an abort. Whatever else cancels a worker ends it."""
+        if task not in self._aborted:
+            raise error
+        self._forget_abort(task)
+
     def _forget_abort(self, task: asyncio.Task[None]) -> None:
         self._aborted.discard(task)
         task.uncancel()
@@ -394,31 +400,22 @@ class DeliveryRunner:
 
         One that was cancelled waits until it runs no more, and its group behind it.
         """
-        if task not in self._aborted:
-            raise error
-        self._forget_abort(task)
+        self._take_abort(task, error)
         seconds = self._loop.time() - job.started_at
         word = WAS_CANCELLED.rule.word if job.is_cancelled else _ABORTED
         job.tries += (Try(job.started_at, seconds, None, word),)
         outcome = WAS_CANCELLED if job.is_cancelled else None
         if isinstance(error, StillRunning):
-            if outcome is not None and not await self._outlasts(error.ended, task):
-                outcome = None
+            if outcome is not None:
+                try:
+                    await asyncio.wait([error.ended])
+                except asyncio.CancelledError as again:
+                    self._take_abort(task, again)
+                    outcome = None
             if outcome is None and not error.is_ending:
                 job.lease_until = EXPIRED  # returned now, it would run twice at once
         self._loop.call_soon(job.line.target.wake)
         return outcome
-
-    async def _outlasts(self, ended: asyncio.Future[object], task: asyncio.Task[None]) -> bool:
-        """Wait until something has ended. Return False if that was aborted."""
-        try:
-            await asyncio.wait([ended])
-        except asyncio.CancelledError:
-            if task not in self._aborted:
-                raise
-            self._forget_abort(task)
-            return False
-        return True
 
     async def _wait_to_try(self, job: Job, failed: Outcome, seconds: float) -> bool:
         """Wait for the next try and a place at the target; the permit is free meanwhile.

@@ -224,7 +224,7 @@ class FlowControl:
             return None
         if self._is_dark:
             return Ask(1)
-        limit = self._limit()
+        limit = self._limit(traits)
         if not self._pools.any_full and not self.waiting:
             return Ask(limit)
         known = list(self._known_pools(now))
@@ -235,12 +235,13 @@ class FlowControl:
             return self._ask_ahead(traits, now, others_have_room=len(full) < len(known))
         return Ask(limit)
 
-    def _limit(self) -> int:
+    def _limit(self, traits: Traits) -> int:
         """Return how many messages find room, as far as the pools of the latest receive tell.
 
-        Before the first one, any pool may be theirs.
+        Before the first one, any pool may be theirs. Where pools can be asked for, nothing has to
+        come then that does not fit.
         """
-        if not self._noted and self._pools:
+        if not self._noted and self._pools and traits.selector is not None:
             room = max(pool.lasting_room for pool in self._pools.values())
             return max(min(room, self.most), 1)
         room = 0

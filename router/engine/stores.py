@@ -275,10 +275,7 @@ class MessageStates:
                 for job in held:
                     while job in job.settler.held:
                         await job.settler.ended.wait()
-        fates = {self._lookup.fate_of(job) for job in held}
-        if fates & {Fate.DELIVERED, Fate.DEAD_LETTERED}:
-            raise Conflict(_REFUSALS[Cancellation.TOO_LATE])
-        return fates == {Fate.CANCELLED}
+        return {self._lookup.fate_of(job) for job in held} == {Fate.CANCELLED}
 
     async def _cancel_in(
         self, store: MessageStore, queue: QueueConfig, message_id: str, *, running: bool

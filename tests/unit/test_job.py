@@ -32,3 +32,13 @@ def test_a_batch_is_dark_if_open_circuits_sent_all_of_it_back(
     batch.probe(NEVER)
 
     assert batch.is_dark is is_dark
+
+
+@pytest.mark.rule("CMD-13")
+def test_a_job_in_no_pool_notes_that_it_is_to_end() -> None:
+    job = make_job("a")
+
+    job.cancel()
+    job.cancel()
+
+    assert job.is_cancelled

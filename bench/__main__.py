@@ -138,8 +138,8 @@ def _read_options() -> argparse.Namespace:
     options.add_argument(
         "--brokers",
         type=_names,
-        default=list(brokers.BROKERS),
-        help=f"with commas between them, of {','.join(brokers.BROKERS)} (all)",
+        default=list(brokers.BY_DEFAULT),
+        help=f"with commas between them, of {','.join(brokers.BROKERS)} (all but …-without-states)",
     )
     options.add_argument(
         "--peer", action="append", default=[], metavar="COMMAND", help="another router program"

@@ -126,6 +126,7 @@ BROKERS: Final[Mapping[str, Callable[[Path], AbstractContextManager[BenchPlace]]
     "RabbitMQ": _rabbitmq,
     "ActiveMQ": _activemq,
 }
+BY_DEFAULT: Final = tuple(name for name in BROKERS if name != "PGMQ-without-states")
 
 
 @contextmanager

@@ -512,6 +512,23 @@ async def test_a_batch_on_pgmq_calls_back_and_what_waits_is_cancelled(bus: Bus) 
     assert (batch["state"], batch["succeeded"], batch["cancelled"]) == ("COMPLETE", 1, 1)
 
 
+@pytest.mark.rule("CMD-14", "CMD-13", "CMD-3")
+async def test_a_command_that_runs_is_stopped(bus: Bus) -> None:
+    gate = Gate()
+    bus.send(command("c-1", reply_to=bus.replies))
+    async with worker(bus, gate.script) as (router, target):
+        await eventually(lambda: len(target.requests) == 1)
+        refused = await router.delete("/messages/c-1")
+        cancelled = await router.delete("/messages/c-1?running=true")
+        state = (await router.get("/messages/c-1")).json()["state"]
+        gate.open()
+
+    (reply,) = bus.replied()
+    assert (refused.status_code, cancelled.status_code, state) == (409, 204, "CANCELLED")
+    assert (reply["outcome"], reply["error_code"]) == ("FAILED", "CANCELLED")
+    assert (bus.waiting(), bus.archived()) == ([], [])
+
+
 @pytest.mark.rule("P1", "CMD-14", "CMD-4")
 async def test_a_worker_that_is_killed_runs_no_command_again_that_it_has_recorded(
     bus: Bus,

@@ -127,6 +127,15 @@ def test_nothing_is_found_in_a_body_that_is_not_json(body: bytes) -> None:
 
 
 @pytest.mark.rule("RAW-2")
+def test_several_values_come_from_one_part_of_the_body() -> None:
+    pointers = (("X-A", Pointer("/o/a")), ("X-B", Pointer("/o/b")), ("X-Again", Pointer("/o/a")))
+
+    message = read_raw(replace(ROUTE, headers=pointers), received(b'{"o": {"a": 1, "b": "2"}}'))
+
+    assert message.headers == {"X-A": "1", "X-B": "2", "X-Again": "1"}
+
+
+@pytest.mark.rule("RAW-2")
 def test_values_come_from_attributes_and_from_the_broker() -> None:
     source = Source(
         attributes={"tenant": "acme", "empty": ""},

@@ -31,6 +31,7 @@ SELECT version, incarnation FROM message_router.schema_versions ORDER BY version
 """
 OLD_CLAIM = "SELECT * FROM message_router.claim($1, $2, $3, $4, $5)"
 OLD_NACK = "SELECT message_router.nack($1, $2, $3, $4, $5, $6)"
+OLD_FINISH = f"SELECT message_router.finish({', '.join(f'${n}' for n in range(1, 23))})"
 WAITS_FOR_A_LOCK = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted) FROM pg_sleep(0.05)"
 REVISION = "SELECT to_jsonb(v) ->> 'revision' FROM message_router.schema_versions AS v"
 
@@ -170,6 +171,7 @@ async def test_a_router_of_the_version_before_works_beside_a_new_one(fresh_url: 
     await write_old_schema(fresh_url)
     async with connected(fresh_url) as old:
         claim, nack = await old.prepare(OLD_CLAIM), await old.prepare(OLD_NACK)
+        finish = await old.prepare(OLD_FINISH)
         before = await claim.fetch("orders", "old", 1, 3, 30.0)
 
         async with opened(fresh_url) as ends:
@@ -180,6 +182,8 @@ async def test_a_router_of_the_version_before_works_beside_a_new_one(fresh_url: 
             async with opening as store:
                 record = await store.find(after[0]["body"].decode())
             claimed = await claim.fetch("orders", "old", 2, 1, 30.0)
+            plain: list[object] = [[claimed[0]["id"]], [2], *[None] * 7, 300.0, [], [], [], []]
+            lost = await finish.fetch(*plain, [], [], [], [], *[None] * 4)
             version = await old.fetchval(OLD_VERSION)
             new = await ends.broker.receive(50)
 
@@ -188,6 +192,7 @@ async def test_a_router_of_the_version_before_works_beside_a_new_one(fresh_url: 
     assert version == database.SCHEMA_VERSION
     assert [row["id"] for row in claimed] == [after[0]["id"]]
     assert returned
+    assert lost == []
     assert record is not None
     assert record.last_failure == Failure("FAILED", "HTTP 503")
 

@@ -10,6 +10,7 @@ from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate, ids, message
 from tests.outbound.config.service import ConfigService, answer
 from tests.outbound.servers import LoopbackTarget, listening
+from tests.support.old_queues import write_old_file
 from tests.support.servers.base import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -165,3 +166,21 @@ async def test_the_probes_follow_it_from_start_to_stop(
 
 async def probe(router: RouterProcess) -> list[int]:
     return [(await router.get(path)).status_code for path in PROBES]
+
+
+@pytest.mark.rule("WQ-12")
+async def test_a_router_on_a_file_of_the_version_before_publishes_and_keeps_its_schedules(
+    site: Site, target: LoopbackTarget
+) -> None:
+    write_old_file(site.queue_file)
+    tick = {"mediationTarget": target.url}
+    often = {"name": "often", "queue": "orders", "everySeconds": 1, "message": tick}
+    site.configure(schedules=[often])
+    async with site.router() as router:
+        await router.publish([message("m", target)])
+        await eventually(lambda: "m" in ids(target) and len(target.requests) >= 3)
+        waiting = await router.letters("MALFORMED")  # what was in the file is no JSON
+        warned = {each["code"] for each in (await router.get("/warnings")).json()}
+
+    assert waiting
+    assert warned == {"MALFORMED_MESSAGE"}

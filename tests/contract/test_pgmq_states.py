@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
 from router.brokers.pgmq import states
-from router.core.config import QueueConfig, Route
+from router.core.config import Ordering, QueueConfig, Route
 from router.core.message import parse
 from router.core.outcome import Ending, Failure
 from router.core.raw import RawRoute
@@ -548,13 +548,15 @@ async def test_publishing_installs_nothing(fresh: Place) -> None:
 
 
 @pytest.mark.rule("CMD-14")
-@pytest.mark.parametrize("options", ["&state=false", ""])
-async def test_no_states_are_kept_if_they_are_off_or_of_a_raw_queue(
-    fresh: Place, options: str
+@pytest.mark.parametrize("kind", ["off", "raw", "strict"])
+async def test_no_states_are_kept_if_they_are_off_or_of_raw_and_strict_queues(
+    fresh: Place, kind: str
 ) -> None:
-    queue = fresh.queue(options)
-    if not options:
+    queue = fresh.queue("&state=false" if kind == "off" else "")
+    if kind == "raw":
         queue = replace(queue, route=RawRoute(target="https://svc.example/raw"))
+    if kind == "strict":
+        queue = replace(queue, ordering=Ordering.STRICT)
     async with registry() as brokers:
         async with brokers.open_queue(queue):
             pass

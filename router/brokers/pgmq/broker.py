@@ -28,6 +28,7 @@ from router.brokers.pgmq.table import (
     PgmqTable,
     fences,
     item_columns,
+    keeps_states,
     open_table,
     read_address,
 )
@@ -127,8 +128,9 @@ class PgmqQueues:
     ) -> AbstractAsyncContextManager[PgmqMessageStore] | None:
         """Return None if the states of its messages are not kept."""
         address = read_address(queue)
-        is_without = address.dsn in self._without_states or not address.may_keep_states
-        return None if is_without or queue.route is not None else self._open_store(queue, address)
+        if address.dsn in self._without_states or not keeps_states(address, queue):
+            return None
+        return self._open_store(queue, address)
 
     @asynccontextmanager
     async def _open_store(

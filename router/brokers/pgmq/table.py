@@ -577,6 +577,14 @@ def _columns(first: int, types: Iterable[str]) -> str:
     return ", ".join(f"(SELECT ${number}::{type_}[])" for number, type_ in enumerate(types, first))
 
 
+def keeps_states(address: PgmqAddress, queue: QueueConfig) -> bool:
+    """Return whether states of its messages may be kept.
+
+    Of a strict queue, messages move to the order store: what is removed here may not have ended.
+    """
+    return address.may_keep_states and queue.route is None and not queue.is_strict
+
+
 async def open_table(
     database: PgmqDatabase,
     address: PgmqAddress,
@@ -595,17 +603,17 @@ async def open_table(
     if not row["is_there"]:
         problem = f"there is no PGMQ queue {address.name!r}: create it with"
         raise QueueRefused(f"{problem} SELECT pgmq.create('{address.name}')")
-    is_raw = queue.route is not None
-    if not is_raw and address.may_keep_states:
+    may_keep_states = keeps_states(address, queue)
+    if may_keep_states:
         await database.open_states(may_install=may_install, is_new=to_consume)
     functions = row["functions"]
     table = PgmqTable(
         address.name,
         has_headers=row["has_headers"],
         reads_groups=address.is_fifo and "read_grouped_head" in functions,
-        is_raw=is_raw,
+        is_raw=queue.route is not None,
         is_bus=queue.envelope == COMMAND_BUS,
-        keeps_states=database.keeps_states and not is_raw and address.may_keep_states,
+        keeps_states=may_keep_states and database.keeps_states,
     )
     can_notify = address.may_notify and "enable_notify_insert" in functions
     if to_consume and can_notify and not row["notifies"]:

@@ -217,6 +217,9 @@ $$;
 -- Decides about the first unsettled message of each lane of these groups. A lane that has a message in
 -- flight, or whose first message has to wait, offers nothing. A group of which a worker holds a
 -- message offers only to that worker.
+--
+-- Groups are compared as rows: if most messages are of one group, the planner would look for the first
+-- message of another one by id, and step over all of them.
 CREATE OR REPLACE FUNCTION reoffer(_queue text, _groups bigint[]) RETURNS void
 LANGUAGE plpgsql
 AS $$
@@ -243,9 +246,10 @@ BEGIN
         CROSS JOIN (VALUES (false), (true)) AS tier (high)
         CROSS JOIN LATERAL (
             SELECT first.id, first.state, first.run_after FROM queue_messages AS first
-            WHERE first.queue = _queue AND first.group_key = changed.group_key
-              AND first.high_priority = tier.high AND first.finished_at IS NULL
-            ORDER BY first.id LIMIT 1
+            WHERE first.queue = _queue AND first.group_key IS NOT NULL AND first.finished_at IS NULL
+              AND (first.group_key, first.high_priority) >= (changed.group_key, tier.high)
+              AND (first.group_key, first.high_priority) <= (changed.group_key, tier.high)
+            ORDER BY first.group_key, first.high_priority, first.id LIMIT 1
         ) AS head
         WHERE head.state = 'ready'
     ) AS decision
@@ -398,9 +402,10 @@ BEGIN
             WHERE queue = _queue AND offered_to = ''
               AND pool BETWEEN offered_pools.code AND offered_pools.code AND head.id = (
                 SELECT early.id FROM queue_messages AS early -- perhaps committed later
-                WHERE early.queue = _queue AND early.group_key = head.group_key
-                  AND early.high_priority = head.high_priority AND early.finished_at IS NULL
-                ORDER BY early.id LIMIT 1
+                WHERE early.queue = _queue AND early.group_key IS NOT NULL AND early.finished_at IS NULL
+                  AND (early.group_key, early.high_priority) >= (head.group_key, head.high_priority)
+                  AND (early.group_key, early.high_priority) <= (head.group_key, head.high_priority)
+                ORDER BY early.group_key, early.high_priority, early.id LIMIT 1
             )
             ORDER BY pool, head.priority DESC, head.id LIMIT _limit
         ) AS first
@@ -409,9 +414,10 @@ BEGIN
         WHERE queue = _queue AND offered_to = _worker AND (pool = ANY (_pools)) <> _excludes
           AND head.id = (
             SELECT early.id FROM queue_messages AS early
-            WHERE early.queue = _queue AND early.group_key = head.group_key
-              AND early.high_priority = head.high_priority AND early.finished_at IS NULL
-            ORDER BY early.id LIMIT 1
+            WHERE early.queue = _queue AND early.group_key IS NOT NULL AND early.finished_at IS NULL
+              AND (early.group_key, early.high_priority) >= (head.group_key, head.high_priority)
+              AND (early.group_key, early.high_priority) <= (head.group_key, head.high_priority)
+            ORDER BY early.group_key, early.high_priority, early.id LIMIT 1
         )
     ), first_ones AS MATERIALIZED (
         SELECT alone.id, alone.priority FROM alone
@@ -452,9 +458,10 @@ BEGIN
                 SELECT id, priority, group_key FROM queue_messages AS head
                 WHERE queue = _queue AND offered_to = offer.whom AND id = (
                     SELECT early.id FROM queue_messages AS early -- perhaps committed later
-                    WHERE early.queue = _queue AND early.group_key = head.group_key
-                      AND early.high_priority = head.high_priority AND early.finished_at IS NULL
-                    ORDER BY early.id LIMIT 1
+                    WHERE early.queue = _queue AND early.group_key IS NOT NULL AND early.finished_at IS NULL
+                      AND (early.group_key, early.high_priority) >= (head.group_key, head.high_priority)
+                      AND (early.group_key, early.high_priority) <= (head.group_key, head.high_priority)
+                    ORDER BY early.group_key, early.high_priority, early.id LIMIT 1
                 )
                 ORDER BY priority DESC, id LIMIT _limit FOR UPDATE SKIP LOCKED
             ) AS first
@@ -488,10 +495,15 @@ BEGIN
                 FROM (
                     SELECT mate.id, mate.priority, mate.state = 'ready' AND mate.run_after IS NULL AS is_due
                     FROM queue_messages AS mate
-                    WHERE mate.queue = _queue AND mate.group_key = heads.group_key
-                      AND mate.high_priority = (heads.priority = 9) AND mate.finished_at IS NULL
-                      AND mate.id BETWEEN heads.id AND coalesce(last.id, 9223372036854775807)
-                    ORDER BY mate.id LIMIT _limit
+                    WHERE mate.queue = _queue AND mate.group_key IS NOT NULL
+                      AND mate.finished_at IS NULL
+                      AND (mate.group_key, mate.high_priority, mate.id)
+                          >= (heads.group_key, heads.priority = 9, heads.id)
+                      AND (mate.group_key, mate.high_priority, mate.id) <= (
+                          heads.group_key, heads.priority = 9,
+                          coalesce(last.id, 9223372036854775807)
+                      )
+                    ORDER BY mate.group_key, mate.high_priority, mate.id LIMIT _limit
                 ) AS near
             ) AS run
             WHERE heads.group_key IS NOT NULL AND run.is_due

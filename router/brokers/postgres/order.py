@@ -87,15 +87,16 @@ WITH RECURSIVE known AS (
 )
 SELECT pool, group_id FROM known LIMIT $4
 """
-_STORED: Final = """
-SELECT wanted.pool, wanted.group_id FROM unnest($2::text[], $3::text[]) AS wanted (pool, group_id)
-WHERE EXISTS (
+STORED: Final = """
+SELECT wanted.pool, wanted.group_id FROM (
+    SELECT pool, group_id, hashtextextended(length(pool)::text || ' ' || pool || ' ' || group_id, 0)
+    FROM unnest($2::text[], $3::text[]) AS given (pool, group_id)
+) AS wanted (pool, group_id, key) CROSS JOIN LATERAL (
     SELECT FROM message_router.queue_messages AS message
-    WHERE message.queue = $1 AND message.finished_at IS NULL
-      AND message.group_key = hashtextextended(
-          length(wanted.pool)::text || ' ' || wanted.pool || ' ' || wanted.group_id, 0
-      )
-)
+    WHERE message.queue = $1 AND message.group_key IS NOT NULL AND message.finished_at IS NULL
+      AND message.group_key BETWEEN wanted.key AND wanted.key
+    ORDER BY message.group_key, message.high_priority, message.id LIMIT 1
+) AS first
 """
 # The sum is that of the rows from before they are replaced by it.
 SIZE: Final = """
@@ -111,8 +112,8 @@ WITH folded AS (
 SELECT coalesce(sum(messages), 0)::bigint AS messages, coalesce(sum(bytes), 0)::bigint AS bytes,
        coalesce(extract(epoch FROM clock_timestamp() - (
            SELECT published_at FROM message_router.queue_messages
-           WHERE queue = $1 AND stored_bytes IS NOT NULL AND finished_at IS NULL
-           ORDER BY id LIMIT 1
+           WHERE queue BETWEEN $1 AND $1 AND stored_bytes IS NOT NULL AND finished_at IS NULL
+           ORDER BY queue, id LIMIT 1
        )), 0)::float8 AS oldest
 FROM message_router.order_sizes WHERE queue = $1
 """
@@ -234,7 +235,7 @@ class PostgresOrderLog:
     async def which_are_stored(self, groups: Collection[GroupKey]) -> Collection[GroupKey]:
         asked = {(text(pool), text(group)): (pool, group) for pool, group in groups}
         pools, names = [pool for pool, _ in asked], [group for _, group in asked]
-        rows = await self._database.call(_STORED, self._name, pools, names)
+        rows = await self._database.call(STORED, self._name, pools, names)
         return [asked[row["pool"], row["group_id"]] for row in rows]
 
     async def size(self) -> StoreSize:

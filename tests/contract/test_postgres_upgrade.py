@@ -244,6 +244,32 @@ async def test_a_user_who_may_not_upgrade_the_schema_is_told_what_to_do(fresh_ur
         await connection.execute("DROP OWNED BY lodger; DROP ROLE lodger")
 
 
+@pytest.mark.rule("WQ-12")
+async def test_a_router_that_does_not_own_the_schema_goes_on_after_its_upgrade(
+    fresh_url: str,
+) -> None:
+    await write_old_schema(fresh_url)
+    async with connected(fresh_url) as owner:
+        await owner.execute(
+            """
+            CREATE ROLE tenant LOGIN;
+            GRANT USAGE ON SCHEMA message_router TO tenant;
+            GRANT ALL ON ALL TABLES IN SCHEMA message_router TO tenant
+            """
+        )
+    async with opened(fresh_url):  # the owner upgrades it
+        pass
+
+    async with opened(fresh_url.replace("app@", "tenant@")) as ends:
+        received = await ends.broker.receive(50)
+        unsettled = await ends.broker.ack([each.handle for each in received])
+
+    async with connected(fresh_url) as owner:
+        await owner.execute("DROP OWNED BY tenant; DROP ROLE tenant")
+    assert bodies(received) == WAITING
+    assert unsettled == []
+
+
 @pytest.mark.slow
 @pytest.mark.rule("WQ-12", "P5")
 async def test_an_upgrade_gives_way_to_a_producer_that_does_not_commit(fresh_url: str) -> None:

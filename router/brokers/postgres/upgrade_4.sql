@@ -22,6 +22,21 @@ CREATE TABLE order_sizes (
 
 CREATE INDEX sizes_of_queue ON order_sizes (queue);
 
+-- Who may use the other tables may use this one, too: `finish` writes to it.
+DO $$
+DECLARE
+    _given record;
+BEGIN
+    FOR _given IN
+        SELECT privilege_type AS what,
+               CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END AS whom
+        FROM pg_class, aclexplode(relacl) WHERE oid = 'queue_changes'::regclass
+    LOOP
+        EXECUTE format('GRANT %s ON order_sizes TO %s', _given.what, _given.whom);
+    END LOOP;
+END
+$$;
+
 INSERT INTO order_sizes
 SELECT queue, count(*), sum(stored_bytes) FROM queue_messages
 WHERE stored_bytes IS NOT NULL AND finished_at IS NULL GROUP BY queue;

@@ -65,8 +65,9 @@ async def office(
     concurrency: int = 10,
     retry: RetryPolicy | None = None,
     queue: QueueConfig = QUEUE,
+    take_ahead: int = 1000,
 ) -> AsyncIterator[Office]:
-    one = pool(concurrency=concurrency, retry=retry, parallel_ungrouped=True)
+    one = pool(concurrency=concurrency, retry=retry, parallel_ungrouped=True, take_ahead=take_ahead)
     async with (
         BrokerRegistry(worker_id="w", dedup_window=300) as brokers,
         running(
@@ -396,3 +397,39 @@ async def test_another_message_of_the_same_id_that_has_ended_is_not_taken_for_it
         assert await at.cancel("a") is True
 
         assert ended(at.rig) == {Fate.CANCELLED: 1, Fate.DELIVERED: 1}
+
+
+@pytest.mark.rule("CMD-13")
+async def test_what_waits_for_room_in_its_pool_ends_at_its_turn_without_a_request() -> None:
+    ids = [f"m{number}" for number in range(30)]
+    async with office(sender=slow(m0=10.0), concurrency=1, queue=STRICT, take_ahead=10) as at:
+        await at.rig.publish(body("of the default pool"), queue=STRICT)
+        await asyncio.sleep(1)  # now the consumer asks for as many as that pool has room for
+        await at.rig.publish(*(body(each, poolCode="P") for each in ids), queue=STRICT)
+        await asyncio.sleep(5)
+        (consumer,) = at.rig.manager.consumers.values()
+        held = [job for each in consumer.receivers for job in each.settler.held]
+        last = next(job.message.id for job in reversed(held) if job.pool is None)
+
+        assert await at.cancel(last) is False
+        await asyncio.sleep(60)
+
+        assert await at.state_of(last) is CANCELLED
+        sent = [message_id for _, message_id in at.rig.sender.sent[1:]]
+        assert sent == [each for each in ids if each != last]
+
+
+@pytest.mark.rule("CMD-13")
+async def test_behind_what_was_cancelled_at_a_busy_target_its_group_still_waits() -> None:
+    async with office(sender=slow(first=100.0)) as at:
+        limit_to_one(at.rig)
+        await at.rig.publish(body("first", poolCode="P"))
+        await asyncio.sleep(5)
+        await at.rig.publish(*grouped("a", "b", group="g"))
+        await asyncio.sleep(5)
+
+        assert await at.cancel("b") is True
+
+        assert at.rig.pool().parked == 1
+        await asyncio.sleep(100)
+        assert [message_id for _, message_id in at.rig.sender.sent] == ["first", "a"]

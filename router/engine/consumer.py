@@ -13,7 +13,7 @@ from router.core.stats import Counts
 from router.core.warnings import Code
 from router.engine.broker_guard import LOOKS_PER_LEASE, GuardedBroker
 from router.engine.deps import EngineDeps
-from router.engine.dispatch import KEEPS_FRONT, Dispatcher, read_ahead
+from router.engine.dispatch import Dispatcher, read_ahead
 from router.engine.flow import Ask, FlowControl
 from router.engine.job import Job
 from router.engine.periodic import every
@@ -180,7 +180,7 @@ class Receiver:
         deps, settler = self._deps, self.settler
         self._guarded = guarded = GuardedBroker(broker, self._wake, self._counts, deps.leadership)
         settler.connected(guarded)
-        self._flow.connected(guarded.traits, only_holds=settler.failing in KEEPS_FRONT)
+        self._flow.connected(guarded.traits, only_holds=settler.keeps_front)
         name = self.queue.name
         self._check_limits(guarded)
         lease, heartbeat = guarded.lease_seconds, None

@@ -532,7 +532,7 @@ class DeliveryRunner:
 
         Or let it wait here, in front of its group (ORD-1).
         """
-        takes_group = RETURNS[head.reason].takes_group and head.job.blocks_on_error
+        takes_group = _takes_group(lane, head)
         if takes_group and self._stays_in_front(lane, head):
             self._block(lane, head)
             return
@@ -547,7 +547,9 @@ class DeliveryRunner:
             return False
         if parks and order is not None and not head.was_sent and order.stores_no_more_unsent:
             return True
-        return job.settler.failing is OnFailure.BLOCK
+        return job.settler.failing is OnFailure.BLOCK or (
+            job.settler.skips and job.settler.keeps_front
+        )
 
     def _block(self, lane: Lane, head: Return) -> None:
         """Put a message back in front of its group, to be tried again after its delay."""
@@ -568,6 +570,13 @@ class DeliveryRunner:
 def _without_request(job: Job) -> Outcome:
     """Return the outcome of a message that must not be sent any more."""
     return WAS_CANCELLED if job.is_cancelled else TOO_LATE
+
+
+def _takes_group(lane: Lane, head: Return) -> bool:
+    """Return whether the messages behind one that goes back wait for it."""
+    job = head.job
+    is_kept = not head.was_sent and lane.group is not None and job.settler.skips
+    return RETURNS[head.reason].takes_group and (job.blocks_on_error or is_kept)
 
 
 def _take_behind(lane: Lane, job: Job) -> Sequence[Job]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
-from router.core.config import OnFailure, QueueConfig
+from router.core.config import QueueConfig
 from router.core.envelope import Reader
 from router.core.history import State
 from router.core.identity import key_of
@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 SOURCE: Final = "QueueManager"
 MAX_FOLLOWERS: Final = 100  # of one message; further copies wait in their queue (P4)
 CLOCK_STEP_SECONDS: Final = 3600.0  # a publication that is further ahead is a wrong clock's
-
-KEEPS_FRONT: Final = {OnFailure.BLOCK, OnFailure.PARK}  # nothing overtakes it
 
 _Again = dict[tuple[str | None, str], Batch]  # of messages that came again, by pool and group
 
@@ -202,7 +200,7 @@ class Dispatcher:
         message, received = job.message, job.received
         if message.not_before is not None or message.delay_seconds is not None:
             wait = min(self._due_at(job) - self._wall(), MAX_DELAY_SECONDS)
-            if wait > 0 and job.settler.failing not in KEEPS_FRONT:
+            if wait > 0 and not job.settler.keeps_front:
                 self._registry.hold_untracked(received)
                 unroutable.early.append((received, wait, message))
                 return True

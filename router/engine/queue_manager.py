@@ -29,7 +29,7 @@ from router.engine.alerts import Warn
 from router.engine.consumer import RECEIVE_GRACE_SECONDS, QueueConsumer
 from router.engine.delivery import DeliveryRunner, nack_all
 from router.engine.deps import EngineDeps
-from router.engine.dispatch import KEEPS_FRONT, SOURCE, Dispatcher
+from router.engine.dispatch import SOURCE, Dispatcher
 from router.engine.job import Job, Return
 from router.engine.limits import Permits
 from router.engine.pool import Pools, ProcessPool, Workers
@@ -306,7 +306,6 @@ class QueueManager:
             return
         if leadership is not None and leadership is not deps.leadership:
             deps = dataclasses.replace(deps, leadership=leadership)
-        is_strict = queue.failing in KEEPS_FRONT
         consumer = QueueConsumer(
             queue,
             deps,
@@ -315,7 +314,7 @@ class QueueManager:
             counts,
             order=self._order_of(queue),
             restarts=restarts,
-            after=after if is_strict else None,
+            after=after if queue.is_strict else None,
             is_carried=is_carried,
         )
         self.consumers[queue.name] = consumer

@@ -26,7 +26,7 @@ from router.core.warnings import Code
 from router.engine.broker_guard import GuardedBroker
 from router.engine.delivery import facts_of, nack_all
 from router.engine.deps import EngineDeps
-from router.engine.dispatch import KEEPS_FRONT, Dispatcher, Unroutable
+from router.engine.dispatch import Dispatcher, Unroutable
 from router.engine.flow import FlowControl
 from router.engine.job import EXPIRED, NEVER, Batch, Job, Return
 from router.engine.outgoing import OutgoingMessages
@@ -120,6 +120,16 @@ class Settler:
     def parks(self) -> bool:
         """Whether a failed message moves to the order store, with its group (ORD-6)."""
         return self.failing is OnFailure.PARK
+
+    @property
+    def keeps_front(self) -> bool:
+        """Whether what is not sent waits here, in front of its group: its broker would pass it."""
+        return self.queue.is_strict and not self.holds_groups
+
+    @property
+    def skips(self) -> bool:
+        """Whether what has failed is passed over, but nothing that was not sent (ORD-1)."""
+        return self.queue.is_strict and self.failing is OnFailure.SKIP
 
     @property
     def asks_first(self) -> bool:
@@ -231,11 +241,7 @@ class Settler:
     def forfeit(self, job: Job) -> None:
         """Let it go: its lease was lost, so the broker hands it out again."""
         guarded = self._guarded
-        if (
-            self.failing in KEEPS_FRONT
-            and guarded is not None
-            and guarded.lease_seconds is not None
-        ):
+        if self.keeps_front and guarded is not None and guarded.lease_seconds is not None:
             # On a new connection all that is unsettled comes before anything newer (ORD-3).
             log.info("lease lost: the connection is opened again", extra=_id(job))
             guarded.break_off()
@@ -692,7 +698,7 @@ class Settler:
     ) -> Unroutable:
         """Place what a receive has brought in pools. Return what no pool took: see `clear`."""
         # Where we keep the order, all of the group that is here goes back together.
-        is_ours = self.traits.ordered_here or self.failing in KEEPS_FRONT
+        is_ours = self.traits.ordered_here or self.keeps_front
         scope = self.queue.uri if is_ours else None
         return self.dispatcher.dispatch(Batch(self, self.now(), scope), messages, read or self.read)
 

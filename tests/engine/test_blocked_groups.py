@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from router.core.config import OnFailure, Ordering, QueueConfig, RetryPolicy
 from router.core.history import Fate, WaitReason
-from router.core.outcome import Metric, Reply
+from router.core.outcome import Cause, Metric, NoReply, Reply
 from router.engine.pool import waits_in
 from tests.support.fakes import OK, FakeSender
 from tests.support.rig import (
@@ -27,9 +27,11 @@ pytestmark = pytest.mark.anyio
 BLOCK = replace(FREE_QUEUE, ordering=Ordering.STRICT, on_failure=OnFailure.BLOCK)
 SOON = Reply(200, b'{"ack": false, "delaySeconds": 4}')
 LATER = Reply(200, b'{"ack": false, "delaySeconds": 45}')
+SKIP = replace(BLOCK, on_failure=OnFailure.SKIP)
+NO_ADDRESS = NoReply(Cause.UNRESOLVED)  # nothing was sent
 
 
-def failing(*answers: Reply | Exception, message_id: str = "a") -> FakeSender:
+def failing(*answers: Reply | NoReply | Exception, message_id: str = "a") -> FakeSender:
     sender = FakeSender(takes=1)
     sender.script(message_id, *answers)
     return sender
@@ -220,7 +222,7 @@ async def test_where_the_broker_holds_groups_it_does_so() -> None:
 
 
 @pytest.mark.rule("ORD-1")
-@pytest.mark.parametrize("queue", [QUEUE, FREE_QUEUE], ids=["holds", "free"])
+@pytest.mark.parametrize("queue", [QUEUE, FREE_QUEUE, SKIP], ids=["holds", "free", "strict"])
 async def test_with_skip_the_others_of_the_group_go_on(queue: QueueConfig) -> None:
     skip = replace(queue, on_failure=OnFailure.SKIP)
     async with running(pool(), sender=failing(SOON, OK), queues=[skip]) as rig:
@@ -232,11 +234,82 @@ async def test_with_skip_the_others_of_the_group_go_on(queue: QueueConfig) -> No
 
 
 @pytest.mark.rule("ORD-1", "POOL-7")
-async def test_a_message_may_ask_to_block_on_a_queue_that_skips() -> None:
-    skip = replace(FREE_QUEUE, on_failure=OnFailure.SKIP)
+@pytest.mark.parametrize("queue", [FREE_QUEUE, SKIP], ids=["free", "strict"])
+async def test_a_message_may_ask_to_block_on_a_queue_that_skips(queue: QueueConfig) -> None:
+    skip = replace(queue, on_failure=OnFailure.SKIP)
     async with running(pool(), sender=failing(SOON), queues=[skip]) as rig:
         first = grouped("a", dispatchMode="BLOCK_ON_ERROR")
         await rig.publish(*first, *grouped("b"), queue=skip)
         await asyncio.sleep(60)
 
         assert rig.sender.sent == [(0, "a"), (5, "a"), (6, "b")]
+
+
+@pytest.mark.rule("ORD-1", "FIFO-1")
+async def test_with_skip_nothing_passes_a_message_that_was_not_sent() -> None:
+    async with running(pool(), sender=failing(*[NO_ADDRESS] * 3), queues=[SKIP]) as rig:
+        await rig.publish(*grouped("a", "b"), queue=SKIP)
+        await asyncio.sleep(20)
+        await rig.publish(*grouped("c"), queue=SKIP)
+        await asyncio.sleep(60)
+
+        assert rig.sender.sent == [(0, "a"), (2, "a"), (5, "a"), (36, "a"), (37, "b"), (38, "c")]
+        assert rig.witness.nacks == []
+
+
+@pytest.mark.rule("ORD-1", "FIFO-1")
+async def test_with_skip_what_was_not_sent_goes_back_with_its_group_where_brokers_hold_it() -> None:
+    skip = replace(SKIP, uri=QUEUE.uri)
+    async with running(pool(), sender=failing(*[NO_ADDRESS] * 3), queues=[skip]) as rig:
+        await rig.publish(*grouped("a", "b"), queue=skip)
+        await asyncio.sleep(60)
+
+        assert rig.sender.sent == [(0, "a"), (2, "a"), (5, "a"), (36, "a"), (37, "b")]
+        assert rig.witness.nacks == [(6, "a", 30), (6, "b", 10)]
+
+
+@pytest.mark.rule("ORD-1", "GATE-1")
+async def test_with_skip_nothing_passes_what_waits_for_a_silent_target() -> None:
+    sender = failing(Reply(429, retry_after="45"), message_id="x")
+    async with running(pool(), sender=sender, queues=[SKIP]) as rig:
+        await rig.publish(*grouped("x", group="h"), queue=SKIP)
+        await asyncio.sleep(2)
+        await rig.publish(*grouped("a", "b"), queue=SKIP)
+        await asyncio.sleep(38)
+        await rig.publish(*grouped("c"), queue=SKIP)
+        await asyncio.sleep(60)
+
+        assert [name for _, name in rig.sender.sent if name != "x"] == ["a", "b", "c"]
+        assert rig.witness.nacks == [(1, "x", 45)]
+
+
+@pytest.mark.rule("ORD-1", "POOL-7")
+async def test_with_skip_an_unsent_message_without_order_keeps_nothing_waiting() -> None:
+    async with running(pool(), sender=failing(*[NO_ADDRESS] * 3), queues=[SKIP]) as rig:
+        first = grouped("a", dispatchMode="IMMEDIATE")
+        await rig.publish(*first, *grouped("b"), queue=SKIP)
+        await asyncio.sleep(60)
+
+        assert rig.sender.sent == [(0, "a"), (0, "b"), (2, "a"), (5, "a"), (36, "a")]
+
+
+@pytest.mark.rule("ORD-1", "CMD-5")
+async def test_with_skip_an_early_message_is_passed_when_it_is_its_turn() -> None:
+    at = datetime.fromtimestamp(WALL_AT_START + 20, UTC).isoformat()
+    async with running(pool(), sender=FakeSender(takes=1), queues=[SKIP]) as rig:
+        await rig.publish(*grouped("a", notBefore=at), *grouped("b"), queue=SKIP)
+        await asyncio.sleep(60)
+
+        assert rig.sender.sent == [(0, "b"), (20, "a")]
+
+
+@pytest.mark.rule("ORD-1", "BRK-5")
+async def test_with_skip_a_lost_lease_takes_back_all_that_is_unsettled() -> None:
+    async with running(pool(), sender=failing(*[NO_ADDRESS] * 3), queues=[SKIP]) as rig:
+        await rig.publish(*grouped("a", "b"), queue=SKIP)
+        await asyncio.sleep(10)
+        for job in rig.manager.registry.tracker:
+            job.lease_until = 9.0
+        await asyncio.sleep(60)
+
+        assert [name for at, name in rig.sender.sent if at > 10] == ["a", "b"]

@@ -10,10 +10,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, Self
 
+import msgspec
+
 from router.brokers.catalog import QUEUE_TYPES, broker_variables, installed, read_broker_settings
 from router.brokers.workers import BrokerSettings
 from router.core.broker import QueueNames
 from router.core.config import DefaultRetry
+from router.core.config_entry import KEYS, MAX_SHOWN_CHARACTERS
 from router.core.trace import SamplingRule
 from router.core.warnings import Severity
 from router.setting_values import (
@@ -107,7 +110,7 @@ class Settings:
     allow_empty_config: bool = env("MESSAGE_ROUTER_ALLOW_EMPTY_CONFIG", switch, "false",
         "allow a document to remove every queue of a running router")
     state_dir: Path = env("MESSAGE_ROUTER_STATE_DIR", directory, "./.message-router",
-        "directory of the embedded queue and the dead letters")
+        "directory of the embedded queue, the dead letters and the order store")
     dead_letter_url: str | None = optional("MESSAGE_ROUTER_DEAD_LETTER_URL", dead_letter_url,
         "dead-letter store: `sqlite:///path`, `postgresql://…` (shared by replicas), or `none` to "
         "drop dead letters; if not set: a file in the state directory")
@@ -353,7 +356,16 @@ def setting_notes(env: Mapping[str, str]) -> list[str]:
     for name in unknown:
         close = get_close_matches(name, known, n=1, cutoff=0.8)  # the prefix alone gives 0.75
         notes.append(f"{name} is not a setting" + (f": did you mean {close[0]}?" if close else ""))
-    return notes
+    return [*notes, *_retry_notes(env.get("MESSAGE_ROUTER_DEFAULT_RETRY", ""))]
+
+
+def _retry_notes(raw: str) -> Iterator[str]:
+    """Name what a policy has that no policy has. Without a limit it would be tried for ever."""
+    policy = msgspec.json.decode(raw) if raw.lstrip().startswith("{") else {}
+    for key in sorted(policy.keys() - KEYS["retry"]):
+        close = get_close_matches(key, KEYS["retry"], n=1)
+        advice = f": did you mean {close[0]}?" if close else ""
+        yield f"MESSAGE_ROUTER_DEFAULT_RETRY: {key[:MAX_SHOWN_CHARACTERS]} is ignored{advice}"
 
 
 def settings_table() -> str:

@@ -4,6 +4,7 @@ A document that is not of the right shape is refused as a whole. One bad entry i
 reported, and the rest is applied (CFG-5): an error in one queue or pool never affects another.
 """
 
+import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ MAX_ENTRIES: Final = 100_000  # of one kind
 MAX_VALUES: Final = 1_000_000  # of the whole document: to split it keeps Python's lock for 50 ms
 MAX_ENTRY_CONTAINERS: Final = 100_000  # lists and objects: to decode them takes 50 ms
 MAX_PROBLEMS: Final = 100  # reported of one kind; a document can hold millions
+_PLACE: Final = re.compile(r" \(byte (\d+)\)$")
 
 T = TypeVar("T")
 
@@ -151,7 +153,15 @@ def _decode(body: bytes) -> dict[str, Raw]:
     except msgspec.ValidationError:
         raise BadDocument("$", "not a JSON object") from None
     except msgspec.MsgspecError as error:
-        raise BadDocument("$", f"not JSON: {error}") from None
+        raise BadDocument("$", f"not JSON: {_with_line(str(error), body)}") from None
+
+
+def _with_line(text: str, body: bytes) -> str:
+    """Name the line of an error, too: editors do not count bytes."""
+    if (place := _PLACE.search(text)) is None:
+        return text
+    line = body.removeprefix(BOM_UTF8).count(b"\n", 0, int(place[1])) + 1
+    return f"{text[: place.start()]} (line {line}, byte {place[1]})"
 
 
 @dataclass(slots=True)

@@ -137,6 +137,7 @@ def test_a_schedule_may_have_the_deepest_message() -> None:
         (b"", "$", "not JSON"),
         (b"<html>", "$", "not JSON"),
         (b'{"queues": [}', "$", "not JSON"),
+        (b'{"queues": [],\n "x": 1,\n}', "$", "(line 3, byte 24)"),
         (b'{"queues": [], "x": "\xff"}', "$", "not UTF-8"),
         (b'{"queues": [], "connections": 1e999}', "$.connections", "not a whole number above 0"),
         (b'{"queues": [{"queueName": "a", "x": 1e999}]}', "$.queues[0]", "not JSON"),
@@ -168,7 +169,7 @@ def test_a_schedule_may_have_the_deepest_message() -> None:
             "more than 100000 lists and objects",
         ),
     ],
-    ids=range(21),
+    ids=range(22),
 )
 def test_a_document_of_the_wrong_shape_is_refused_as_a_whole(
     body: bytes, path: str, says: str

@@ -441,6 +441,25 @@ def test_an_unknown_name_is_noted_and_harmless() -> None:
 
 @pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(
+    ("policy", "notes"),
+    [
+        ('{"maxAttemps": 20}', ["maxAttemps is ignored: did you mean maxAttempts?"]),
+        ('{"maxAttempts": 20, "x": 1}', ["x is ignored"]),
+        ('{"maxAttempts": 20}', []),
+        ("standard", []),
+        ("", []),
+    ],
+)
+def test_what_the_default_retry_policy_ignores_is_noted(policy: str, notes: list[str]) -> None:
+    env = {"MESSAGE_ROUTER_DEFAULT_RETRY": policy}
+
+    Settings.from_env(env)
+
+    assert setting_notes(env) == [f"MESSAGE_ROUTER_DEFAULT_RETRY: {note}" for note in notes]
+
+
+@pytest.mark.rule("CFG-1")
+@pytest.mark.parametrize(
     "env", [{"NOTIFY_SMTP_URL": "smtp://mail"}, {"NOTIFY_EMAIL_TO": "ops@example.com"}]
 )
 def test_a_mail_server_and_those_who_get_mail_go_together(env: dict[str, str]) -> None:

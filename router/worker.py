@@ -351,7 +351,7 @@ class Worker:
 
         An async handler is cancelled. A plain function cannot be stopped, so its message ends when
         that returns. Return False if it is yet to end. Raises Unknown, or Conflict if it has ended,
-        or its queue cannot cancel: SQLite and PostgreSQL can.
+        or its queue cannot cancel: SQLite, PostgreSQL and PGMQ can.
         """
         if self._states is None:
             raise RuntimeError("the worker is not running")

@@ -324,7 +324,8 @@ async def find(
 async def show(router: CurrentRouter, message_id: str, queue: Name = None) -> Response:
     """Show the state of a message. If an id was published several times, the newest one is shown.
 
-    Work queues store the state. For other queues, the router remembers the last 10,000 messages.
+    Work queues and PGMQ store the state. For other queues, the router remembers the last 10,000
+    messages.
     """
     found = await router.messages.find(message_id, queue)
     return Response(MessageDetail.render(found), media_type="application/json")
@@ -343,7 +344,7 @@ async def show(router: CurrentRouter, message_id: str, queue: Name = None) -> Re
 async def cancel(
     router: CurrentRouter, message_id: str, queue: Name = None, *, running: bool = False
 ) -> Response:
-    """Cancel a message of a work queue that has not ended.
+    """Cancel a message of a work queue or a PGMQ queue that has not ended.
 
     One that is in flight is refused, unless `running` is true. Its request is then cut, its process
     killed, its handler cancelled: the target may have acted all the same. The answer is 202 while

@@ -51,7 +51,7 @@ from router.engine.publishing import MAX_MESSAGES
     help="Publish FILE as a batch with this callback: a message without id and payload.",
 )
 @click.option("--id", "batch_id", metavar="ID", help="The id of the new batch. Default: a new one.")
-@click.option("--queue", metavar="NAME", help="A work queue of the router. Default: its only one.")
+@click.option("--queue", metavar="NAME", help="A work queue or PGMQ queue. Default: the only one.")
 @allow_unknown_option
 @click.option("--watch", is_flag=True, help="Wait until all messages have ended.")
 @interval_option(1.0)

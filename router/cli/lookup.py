@@ -100,7 +100,7 @@ def message(
 )
 @router_options
 def cancel(message_id: str, queue: str | None, running: bool) -> None:
-    """Cancel a message of a work queue that has not ended.
+    """Cancel a message of a work queue or a PGMQ queue that has not ended.
 
     With --running, its request is cut, its process is killed, or its handler is cancelled. If
     another router holds it, or its handler cannot be stopped, it ends later: see `message --watch`.

@@ -37,6 +37,10 @@ def anchors_of(page: Path) -> set[str]:
     return slugs | set(re.findall(r'<a id="([^"]+)">', text))
 
 
+def cells(row: str) -> int:
+    return len(re.findall(r"(?<!\\)\|", row)) - 1
+
+
 def routing_documents() -> Iterator[str]:
     for page in PAGES:
         for block in re.findall(r"^```json\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
@@ -64,6 +68,14 @@ def test_every_link_to_a_heading_leads_to_one(page: Path) -> None:
 
     there = [(page.parent / link if link else page, anchor) for link, anchor in links]
     assert [anchor for other, anchor in there if anchor not in anchors_of(other)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_row_of_a_table_has_all_its_cells(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+    tables = [rows.splitlines() for rows in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)]
+    assert [row for head, *rows in tables for row in rows if cells(row) != cells(head)] == []
 
 
 @pytest.mark.rule("CFG-5")

@@ -36,7 +36,7 @@ _SAID_OF_NAME: Final = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA
 class Blame(Enum):
     """The causes for which a name is not found."""
 
-    NAME = auto()  # it has no address, or there is no answer for it alone
+    NAME = auto()  # it has no address, or is the only one without an answer
     NAME_SERVER = auto()  # there is no answer for several names
     UNKNOWN = auto()  # that has only just begun
 

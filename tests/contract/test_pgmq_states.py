@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from router.core.raw import RawRoute
 from router.ports import (
     Broker,
     BrokerError,
+    DataRefused,
     Finish,
     MessageRecord,
     MessageStatus,
@@ -380,6 +382,60 @@ async def test_members_of_batches_and_what_has_a_dedup_key_always_run(place: Pla
         await site.store.open_batch("batch", None, message("done"), [message("a", payload=1)])
 
         assert len(await site.take()) == 2
+
+
+ALIKE = """
+INSERT INTO message_router.queue_messages (
+    queue, message_id, state, finished_at, body, pgmq_id, pgmq_digest
+)
+SELECT $1, 'x', 'succeeded', clock_timestamp() - interval '1 h', '', 1000000 + $2::bigint + i, ''
+FROM generate_series(1, $2) AS i
+"""
+RECEIVE = """
+EXPLAIN (ANALYZE, BUFFERS) SELECT FROM message_router.receive_from_pgmq(
+    $1, 'w', 300, ARRAY[$2::bigint], ARRAY[1], ARRAY[now()], ARRAY['x'], ARRAY['P'],
+    ARRAY[NULL], ARRAY[NULL], ARRAY[NULL::integer], ARRAY[false], ARRAY['new'::bytea]
+)
+"""
+
+
+@pytest.mark.rule("CMD-14", "P5")
+async def test_a_receive_costs_the_same_however_many_messages_have_its_id(place: Place) -> None:
+    """Some publishers give all of their messages one id."""
+    rows, pages = f"pgmq:{place.name}", list[int]()
+    async with opened(place.queue()):
+        await place.sql.fetch(RECEIVE, rows, 1)  # reads what each session reads once
+        for count in (2_000, 20_000):
+            await place.sql.execute(ALIKE, rows, count)
+            plan = await place.sql.fetch(RECEIVE, rows, count)
+            pages.append(int(re.findall(r"hit=(\d+)", " ".join(line for (line,) in plan))[0]))
+
+    assert pages[1] <= 2 * pages[0] + 100
+
+
+@pytest.mark.rule("CMD-14", "P1")
+async def test_a_message_is_not_hidden_because_old_rows_cannot_be_removed(
+    fresh: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "TEND_SECONDS", 0.0)
+    async with opened(fresh.queue()) as site:
+        await site.publisher.publish([message("a")])
+        await fresh.sql.execute("ALTER FUNCTION message_router.prune_pgmq RENAME TO broken")
+        with pytest.raises(BrokerError):
+            await site.take()
+        await fresh.sql.execute("ALTER FUNCTION message_router.broken RENAME TO prune_pgmq")
+
+        assert not await site.is_empty()
+
+
+@pytest.mark.rule("CMD-14", "CMD-4")
+async def test_a_callback_that_jsonb_cannot_store_is_refused(place: Place) -> None:
+    async with opened(place.queue()) as site:
+        done = message("done", messageGroupId="\0")
+        with pytest.raises(DataRefused, match=r"a callback that contains .u0000"):
+            await site.store.open_batch("batch", None, done, [message("a")])
+
+        assert await site.is_empty()
 
 
 # The schema.

@@ -38,7 +38,7 @@ _FAILURES: Final = f"{PREFIX}attempts"
 _REQUESTS: Final = f"{PREFIX}posts"
 _RECEIVE_COUNT: Final = f"{PREFIX}deliveries"
 _DUE_AT: Final = f"{PREFIX}not-before"  # Unix time in milliseconds
-_PUBLISHED_AT: Final = f"{PREFIX}published"  # Unix seconds
+_PUBLISHED_AT: Final = f"{PREFIX}published"  # Unix time in milliseconds, too
 _TOKEN: Final = f"{PREFIX}token"
 
 

@@ -1,8 +1,8 @@
 """A lock in NATS: a key of a key-value bucket, written only over the revision last seen.
 
 Each router needs only its own clock: the holder writes the key again and again, and the lock is
-free once its revision has not changed for a TTL. A bucket without the key is treated so, too: the
-server may have lost the key.
+free once its revision has not changed for a TTL. So it is if the bucket has no such key: the server
+may have lost it.
 """
 
 import hashlib

@@ -96,7 +96,8 @@ class SoleConsumer:
                 async with asyncio.timeout(interval):
                     is_ours = await shared.lock.renew(self._connection, shared.fence)
             except (BrokerError, TimeoutError) as error:  # it is tried again, until it is over
-                log.warning("the lock was not renewed: %s", error, extra={"queue": self._queue})
+                why = str(error) or f"no answer within {interval:.1f} s"
+                log.warning("the lock was not renewed: %s", why, extra={"queue": self._queue})
                 wait = max(asked_at + interval - ProofOfLife.now(), 0.0)
                 continue
             if is_ours:

@@ -307,13 +307,12 @@ class PgmqBroker:
 
     async def claim(self, limit: int) -> ClaimedBatch:
         """Take the next messages, if there are any now."""
-        lease_until = loop_time() + self._lease
         asked: tuple[object, ...] = (self._address.name, self._lease, limit)
         if self._states is not None:
+            await self._states.tend()  # before it reads: what was read must be handed out
             asked += self._states.claim_arguments
+        lease_until = loop_time() + self._lease
         rows = await self._database.call(self._table.read, *asked)
-        if self._states is not None:
-            await self._states.tend(len(rows))
         if not rows:
             pause = self._pause.lengthen()
             (row,) = await self._database.call(self._table.next)
@@ -322,7 +321,7 @@ class PgmqBroker:
             return ClaimedBatch((), pause if due is None or due <= 0 else min(due, pause))
         self._pause.reset()
         if self._states is not None:
-            rows = self._states.without_copies(rows)
+            rows = self._states.came(rows)
         return ClaimedBatch([self._received(row, lease_until) for row in rows], 0.0)
 
     def _received(self, row: Sequence[object], lease_until: float) -> ReceivedMessage:

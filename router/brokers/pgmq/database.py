@@ -1,6 +1,6 @@
 """A database with PGMQ, and beside it the schema in which we keep the states of messages (CMD-14).
 
-The schema is that of the PostgreSQL work queue. Who may not have it does without states.
+The schema is that of the PostgreSQL work queue. Without the right to make it, there are no states.
 """
 
 from typing import Final

@@ -79,8 +79,9 @@ class PgmqStates:
         results = max(keep, self._identity.result_retention)
         await self._database.call(CONFIGURE, self._name, keep, 0.0, results)
 
-    def without_copies(self, rows: Sequence[Any]) -> Sequence[Any]:
-        """Return what is to be handed out: not what has succeeded already."""
+    def came(self, rows: Sequence[Any]) -> Sequence[Any]:
+        """Return those of these messages that are to be handed out: not what has succeeded."""
+        self._untended += len(rows)
         for row in rows:
             if row["differs"]:
                 text = "a message came again with the id of one that has succeeded, and with other"
@@ -112,9 +113,9 @@ class PgmqStates:
         if self._results.is_due(items):
             await limit_results(self._database, self._results)
 
-    async def tend(self, came: int) -> None:
+    async def tend(self) -> None:
         """Remove what is old, now and then."""
-        now, self._untended = loop_time(), self._untended + came
+        now = loop_time()
         if self._untended < TEND_MESSAGES and now < self._tended_at + TEND_SECONDS:
             return
         await self._database.call(_PRUNE, self._name, max(self._untended, TEND_MESSAGES))

@@ -13,6 +13,7 @@ from router.core.config import QueueConfig
 from router.ports import (
     Cancellation,
     CancelReply,
+    DataRefused,
     MessageRecord,
     OutgoingMessage,
     Publication,
@@ -77,6 +78,7 @@ class PgmqMessageStore:
     ) -> None:
         """`stored`: how PGMQ has a publication; `sent`: the same of what goes out with an end."""
         self._sent = sent
+        self._stored = stored
         self._database = database
         self._table = table
         self._rows = PostgresMessageStore(
@@ -99,6 +101,8 @@ class PgmqMessageStore:
     async def open_batch(
         self, batch_id: str, size: int | None, callback: Publication, items: Sequence[Publication]
     ) -> int:
+        if not self._stored(callback).body.startswith(b"{"):
+            raise DataRefused("PGMQ cannot store a callback that contains \\u0000")
         return self._rung(await self._rows.open_batch(batch_id, size, callback, items))
 
     async def add_to_batch(self, batch_id: str, items: Sequence[Publication]) -> int:

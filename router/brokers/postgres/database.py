@@ -81,8 +81,8 @@ def is_for_environment(dsn: str) -> bool:
 class PostgresDatabase:
     """Calls go to whichever connection is free: no call leaves anything behind in its session.
 
-    A connection on which anything went wrong is not used again, unless only data was refused. So an
-    error costs a new connection, so the state of the old one does not matter.
+    A connection on which anything went wrong is not used again, unless only data was refused. That
+    costs a new connection, but then the state of the old one does not matter.
     """
 
     def __init__(self, dsn: str, *, is_operators: bool = False) -> None:

@@ -1102,9 +1102,13 @@ BEGIN
                done.result_omitted
         FROM came CROSS JOIN LATERAL ( -- each LIMIT makes it a look into an index
             SELECT earlier.pgmq_digest, earlier.result, earlier.result_omitted
-            FROM queue_messages AS earlier
-            WHERE earlier.message_id = came.message_id AND earlier.queue = _queue
-              AND earlier.state = 'succeeded' AND earlier.pgmq_digest IS NOT NULL
+            FROM ( -- no more, as all messages of a publisher may have one id
+                SELECT * FROM queue_messages AS alike
+                WHERE alike.message_id BETWEEN came.message_id AND came.message_id
+                ORDER BY alike.message_id DESC, alike.id DESC LIMIT 1000
+            ) AS earlier
+            WHERE earlier.queue = _queue AND earlier.state = 'succeeded'
+              AND earlier.pgmq_digest IS NOT NULL
               AND earlier.finished_at BETWEEN _now - make_interval(secs => _dedup_window)
                   AND _now + make_interval(secs => _dedup_window)
             ORDER BY earlier.pgmq_digest = came.digest DESC, earlier.id DESC LIMIT 1

@@ -126,7 +126,7 @@ class RabbitQueues:
 
 
 class RabbitConsumer:
-    """The prefetch window of one connection: what the broker pushed and was not asked for yet."""
+    """The prefetch window of one connection: messages that were pushed before a receive."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class RabbitConsumer:
             self.waiting.remove(message)
 
     async def mind(self) -> None:
-        """Give back what will not be asked for, or has waited too long to be asked for."""
+        """Give back what no receive will take, or has not taken for too long."""
         stopped = self.poll.stopped
         try:
             while not stopped.is_set():

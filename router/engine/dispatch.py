@@ -257,6 +257,8 @@ class Dispatcher:
             held.settler.release(held)
             held.adopt(settler, received)
             settler.hold([held])
+            if received.is_cancelled:
+                held.cancel()
             again[held.message.pool, held.group] = held.batch
             self._registry.supersede()
         elif held.settler is settler:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
 from router.core.config import OnFailure, Ordering, QueueConfig, RetryPolicy, TargetConfig
@@ -28,6 +29,7 @@ from router.ports import (
     Unknown,
 )
 from tests.support.fakes import REFUSED, FakeSender
+from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.rig import QUEUE, WALL_AT_START, Rig, body, ended, grouped, pool, running
 
 pytestmark = pytest.mark.anyio
@@ -295,6 +297,27 @@ async def test_what_another_router_cancels_ends_at_the_next_extension() -> None:
         assert at.rig.sender.open == 0
         (entry,) = at.rig.manager.registry.journal.of_message("a")
         assert entry.ended_at == pytest.approx(10, abs=5.1)
+
+
+@pytest.mark.rule("CMD-13", "ROUTE-2")
+async def test_what_is_handed_over_again_after_its_cancel_ends_at_once() -> None:
+    """Its lease ended at the broker, while the router still holds it."""
+    queue = ScriptedQueue(lease_seconds=30)
+    sender = slow(a=100.0)
+    async with running(pool(concurrency=1), sender=sender, brokers=Scripted(q=queue)) as rig:
+        bodies = {each: body(each, poolCode="P") for each in "ab"}  # b waits for the worker
+        for each in "ab":
+            queue.hand_over(handed(bodies[each], each, each, lease=30))
+        await asyncio.sleep(5)
+        for each in "ab":
+            again = handed(bodies[each], f"{each} again", each, lease=30)
+            queue.hand_over(replace(again, is_cancelled=True))
+        await asyncio.sleep(1)
+
+        assert sender.ids == ["a"]
+        assert sender.open == 0
+        assert sorted(handle for _, handle in queue.acked) == ["a again", "b again"]
+        assert ended(rig) == {Fate.CANCELLED: 2, Fate.SUPERSEDED: 2}
 
 
 @pytest.mark.rule("CMD-13")

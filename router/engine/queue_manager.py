@@ -155,9 +155,7 @@ class QueueManager:
         for pool in pools:
             pool.runner.admit([job for job in pool.runner.at_gate if job.settler in settlers])
         taken = [job for pool in pools for job in pool.take_overdue(now)]
-        if taken:
-            returns = nack_all([Return(job, ReturnReason.STOPPED) for job in taken])
-            self.deps.tasks.create_task(returns, name=f"return {name}")
+        self._return([*taken, *_take_waiting(stopping)], f"return {name}")
         if consumer is not None and consumer.queue.is_shared and not self._is_stopped:
             self._start(consumer.queue, consumer.counts)
         return stopping
@@ -217,8 +215,11 @@ class QueueManager:
         self._is_stopped = True
         for consumer in list(self.consumers.values()):
             self._stop(consumer)
+        # Before the pools go: a default pool would be made for what waits for room.
+        waiting = _take_waiting(self.stopping_consumers)
         for code in list(self.pools):
             self.pools.drain(code)
+        self._return(waiting, "return")
         self._workers.stop()
 
     async def until_settled(self) -> None:
@@ -284,11 +285,16 @@ class QueueManager:
             blocked = _without_stored(blocked)
         refused = [job for job in blocked if self._is_stopped or not job.settler.flow.place(job)]
         if self._is_stopped:
-            returns = nack_all([Return(job, ReturnReason.STOPPED) for job in refused])
-            self.deps.tasks.create_task(returns, name="return")
+            self._return(refused, "return")
             return
         for settler, together in groupby(refused, key=lambda job: job.settler):
             self.deps.tasks.create_task(settler.refuse(list(together)), name="refuse")
+
+    def _return(self, jobs: Sequence[Job], name: str) -> None:
+        """Return jobs in order: they are not to be sent any more."""
+        if jobs:
+            returns = nack_all([Return(job, ReturnReason.STOPPED) for job in jobs])
+            self.deps.tasks.create_task(returns, name=name)
 
     def _start(
         self,
@@ -349,6 +355,12 @@ class QueueManager:
 
 def _settlers_of(consumers: Sequence[QueueConsumer]) -> set[Settler]:
     return {receiver.settler for each in consumers for receiver in each.receivers}
+
+
+def _take_waiting(consumers: Sequence[QueueConsumer]) -> list[Job]:
+    """Take out what waits for room in pools."""
+    settlers = [receiver.settler for each in consumers for receiver in each.receivers]
+    return [job for settler in settlers for job in settler.flow.take_all(settler.held)]
 
 
 def _without_stored(jobs: Sequence[Job]) -> Sequence[Job]:

@@ -16,8 +16,9 @@ from router.core.history import Fate
 from router.core.outcome import Reply
 from router.engine.leases import QueueLeases
 from router.engine.transfer import OrderStore
-from router.ports import Conflict, Unknown
+from router.ports import Conflict, Disconnected, Unknown
 from tests.support.fakes import FakeSender
+from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.locks import FakeLock, LockServer
 from tests.support.rig import Rig, grouped, middle, pool, running
 from tests.support.virtual_time import now
@@ -288,6 +289,34 @@ async def test_a_connection_is_closed_when_its_lease_has_ended_whatever_still_wa
         assert stopping.is_stopped
         assert one.rig.manager.registry.ledger.ended[Fate.FORFEITED] == 1
         assert sender.ids == ["a", "x"]
+
+
+@pytest.mark.rule("CFG-10", "ROUTE-5", "P4")
+async def test_what_waits_for_room_takes_none_when_a_lease_is_lost_with_its_broker() -> None:
+    server, sender = LeaseServer(), FakeSender(takes=100)
+    queue, others = (ScriptedQueue(lease_seconds=100, holds_groups=False) for _ in range(2))
+    brokers = Scripted(q=queue, other=others)
+    other = QueueConfig(name="other", uri="memory://other", broker=BROKER)
+    pools = pool("P", 1, take_ahead=1), pool("Q")  # Q has room, so there is a receive
+    async with router(server, "one", [], brokers=brokers, sender=sender) as one:
+        await one.leases.apply(RoutingConfig((free("q"), other), pools))
+        await asyncio.sleep(2)
+        for each in "abcdef":
+            queue.hand_over(handed(*grouped(each, group=each), each, each, lease=1000))
+        await asyncio.sleep(1)
+        assert one.rig.manager.consumers["q"].flow.waiting == 4
+        server.of("q").fail()
+        for verb in ("open", "receive", "ack", "nack"):
+            queue.failing[verb] = Disconnected("away")
+        queue.hand_over(handed(*grouped("last", poolCode="Q"), "last", "last", lease=1000))
+        await asyncio.sleep(TTL + 10)
+        for each in "xyz":  # the pool is full, and has room again
+            others.hand_over(handed(*grouped(each, group=each), each, each, lease=1000))
+        await asyncio.sleep(1000)
+
+        assert sender.ids == ["a", "last", "x", "y", "z"]
+        assert one.rig.pool().held == 0
+        assert one.rig.manager.deps.look_ahead_bytes.used == 0
 
 
 @pytest.mark.rule("CFG-10")

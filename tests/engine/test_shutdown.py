@@ -225,6 +225,25 @@ async def test_what_waited_for_a_draining_pool_goes_back_and_starts_no_delivery(
         assert rig.witness.nacks == [(20, "b", 0)]
 
 
+@pytest.mark.rule("OPS-4", "ROUTE-5")
+async def test_what_waits_for_room_goes_back_although_the_receive_does_not_return() -> None:
+    """And is sent by no other pool."""
+    queue = ScriptedQueue(lease_seconds=100, holds_groups=False)
+    pools = pool("P", 1, take_ahead=1), pool("Q")  # Q has room, so there is a receive
+    async with running(*pools, sender=FakeSender(takes=10), brokers=Scripted(q=queue)) as rig:
+        for each in "abcd":
+            queue.hand_over(handed(*grouped(each, group=each), each, each, lease=100))
+        queue.hand_over(handed(*grouped("x", poolCode="Q"), "x", "x", lease=100))
+        await asyncio.sleep(1)
+        assert rig.manager.consumers["q"].flow.waiting == 2
+        queue.is_deaf = True
+        await end(rig)
+
+        assert rig.sender.ids == ["a", "x"]
+        assert sorted(queue.nacked) == [(1, each, 0) for each in "bcd"]
+        assert not rig.manager.pools
+
+
 @pytest.mark.rule("OPS-4")
 @pytest.mark.parametrize(
     "fault", [{"nack": BrokerError("too late")}, {"nack": Disconnected("gone")}]

@@ -73,11 +73,11 @@ class Receiver:
         *,
         order: QueueOrder | None = None,
         on_ended: Callable[[Sequence[Job]], None] | None = None,
-        after: "QueueConsumer | None" = None,
+        after: Sequence["QueueConsumer"] = (),
     ) -> None:
         """`order`: of a strict queue. `on_ended` is told what the queue has no more.
 
-        `after`: it receives nothing before that consumer has ended.
+        `after`: it receives nothing before these consumers have ended.
         """
         self.queue = queue
         self._is_store = on_ended is not None  # of a strict queue: raw messages are kept there
@@ -148,9 +148,9 @@ class Receiver:
     async def _run(self) -> None:
         """Connect and serve the queue, again and again, until all is settled (BRK-6)."""
         try:
-            while self._after is not None and not self._after.is_stopped and not self._is_done:
+            while not (self._is_done or all(each.is_stopped for each in self._after)):
                 await self._wait(PREDECESSOR_SECONDS)
-            self._after = None
+            self._after = ()
             while not self._is_done:
                 try:
                     async with self._deps.brokers.open_queue(self.queue) as broker:
@@ -302,13 +302,13 @@ class QueueConsumer:
         *,
         order: QueueOrder | None = None,
         restarts: int = 0,
-        after: "QueueConsumer | None" = None,
+        after: Sequence["QueueConsumer"] = (),
         is_carried: bool = False,
     ) -> None:
         """`order`: of a queue whose failed messages park in the order store.
 
-        `after`: its predecessor, if that has to end before this one receives. `is_carried`: another
-        router receives the queue, and this one delivers from the order store (ORD-13).
+        `after`: its predecessors, if they have to end before this one receives. `is_carried`:
+        another router receives the queue, and this one delivers from the order store (ORD-13).
         """
         self.queue = queue
         self.counts = counts

@@ -108,7 +108,7 @@ class QueueManager:
         for before, after in changes.replace:
             replaced = self.consumers[before.name]
             self._stop(replaced)
-            self._start(after, replaced.counts, after=replaced)
+            self._start(after, replaced.counts)
         skipped: list[str] = []
         async for created in _in_slices(changes.create, wanted):
             if created.code in self.pools:  # the default pool: a message came between two slices
@@ -129,13 +129,7 @@ class QueueManager:
         if before is not None and before.is_carried:  # another router has received it so far
             self._stop(before)
         if queue is not None and name not in self.consumers and not self._is_stopped:
-            stopping = [
-                each
-                for each in self.stopping_consumers
-                if each.queue.name == name and not each.is_carried
-            ]
-            counts = Counts() if before is None else before.counts
-            self._start(queue, counts, after=stopping[-1] if stopping else None)
+            self._start(queue, Counts() if before is None else before.counts)
 
     def give_up_queue(self, name: str) -> Sequence[QueueConsumer]:
         """Receive no more of a queue, and return what has no open request (CFG-10).
@@ -205,7 +199,7 @@ class QueueManager:
         """Replace a consumer that has fallen silent."""
         self._stop(consumer)
         restarts = consumer.restarts + 1
-        self._start(consumer.queue, consumer.counts, restarts=restarts, after=consumer)
+        self._start(consumer.queue, consumer.counts, restarts=restarts)
 
     def stop(self) -> None:
         """Receive no more and send no more; what is held goes back, open requests finish.
@@ -296,15 +290,8 @@ class QueueManager:
             returns = nack_all([Return(job, ReturnReason.STOPPED) for job in jobs])
             self.deps.tasks.create_task(returns, name=name)
 
-    def _start(
-        self,
-        queue: QueueConfig,
-        counts: Counts,
-        *,
-        restarts: int = 0,
-        after: QueueConsumer | None = None,
-    ) -> None:
-        """Start a consumer. That of a strict queue begins after its predecessor (ORD-2)."""
+    def _start(self, queue: QueueConfig, counts: Counts, *, restarts: int = 0) -> None:
+        """Start a consumer. That of a strict queue begins after its predecessors (ORD-2)."""
         leadership, deps = self.leadership_of(queue), self.deps
         is_carried = leadership is None  # by another router, if it is shared (ORD-13)
         is_lost = is_carried and not queue.is_shared  # just now, or taken between two slices
@@ -320,12 +307,17 @@ class QueueManager:
             counts,
             order=self._order_of(queue),
             restarts=restarts,
-            after=after if queue.is_strict else None,
+            after=self._predecessors(queue.name) if queue.is_strict else (),
             is_carried=is_carried,
         )
         self.consumers[queue.name] = consumer
         consumer.start()
         log.info("consumer started", extra={"queue": queue.name})
+
+    def _predecessors(self, name: str) -> list[QueueConsumer]:
+        """Return the consumers of a queue that have not ended, but for those of a store alone."""
+        stopping = [each for each in self.stopping_consumers if each.queue.name == name]
+        return [each for each in stopping if not each.is_carried]
 
     def _order_of(self, queue: QueueConfig) -> QueueOrder | None:
         """Return the order of a queue whose groups may be stored. It outlives its consumers."""

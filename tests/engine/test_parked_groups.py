@@ -441,6 +441,23 @@ async def test_a_changed_queue_is_received_when_the_old_consumer_has_ended() -> 
         ]
 
 
+@pytest.mark.rule("ORD-2", "CFG-7")
+@pytest.mark.parametrize("between", [[replace(PARK, max_messages=7)], []], ids=["other", "none"])
+async def test_a_queue_that_changes_twice_waits_for_the_first_of_its_consumers(
+    between: Sequence[QueueConfig],
+) -> None:
+    async with parking(sender=FakeSender(takes=10)) as (rig, _):
+        await rig.publish(*grouped("a"), queue=PARK)
+        await asyncio.sleep(1)
+        await rig.apply(pool(), queues=between)
+        await asyncio.sleep(1)
+        await rig.apply(pool(), queues=[replace(PARK, max_messages=8)])
+        await rig.publish(*grouped("x", group="h"), queue=PARK)
+        await asyncio.sleep(60)
+
+        assert [(each, at >= 10) for at, each in rig.sender.sent] == [("a", False), ("x", True)]
+
+
 @pytest.mark.rule("ORD-5", "CFG-6")
 async def test_what_a_removed_pool_returns_is_stored_and_goes_to_the_default_pool() -> None:
     async with parking(pool(concurrency=1), sender=FakeSender(takes=5)) as (rig, _):

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -72,19 +72,17 @@ class Receiver:
         flow: FlowControl,
         *,
         order: QueueOrder | None = None,
-        on_ended: Callable[[Sequence[Job]], None] | None = None,
+        stored: QueueOrder | None = None,
         after: Sequence["QueueConsumer"] = (),
     ) -> None:
-        """`order`: of a strict queue. `on_ended` is told what the queue has no more.
+        """`order`: of a strict queue. `stored`: of the one whose order store this is.
 
         `after`: it receives nothing before these consumers have ended.
         """
         self.queue = queue
-        self._is_store = on_ended is not None  # of a strict queue: raw messages are kept there
+        self._is_store = stored is not None  # raw messages are kept there
         self._after = after
-        self.settler = Settler(
-            queue, deps, dispatcher, counts, flow, order=order, on_ended=on_ended
-        )
+        self.settler = Settler(queue, deps, dispatcher, counts, flow, order=order, stored=stored)
         self._flow = flow
         self._warn = self.settler.warn
         self._advice: str | None = None  # of the broker's adapter, as we passed it on
@@ -326,10 +324,8 @@ class QueueConsumer:
         self.receivers = list(self.connections)  # with that of the order store
         if order is not None:
             flow = FlowControl(order.queue, pools, deps.look_ahead_bytes, warn, jitter=deps.jitter)
-            ended = order.note_ended
-            self.receivers.append(
-                Receiver(order.queue, deps, dispatcher, counts, flow, on_ended=ended)
-            )
+            store = Receiver(order.queue, deps, dispatcher, counts, flow, stored=order)
+            self.receivers.append(store)
         if is_carried:  # then the store is its queue
             self.connections = list(self.receivers)
 

@@ -34,8 +34,12 @@ log = logging.getLogger(__name__)
 class OutgoingMessages:
     """Publishes what has to be before the messages of one queue may be ACKed."""
 
-    def __init__(self, queue: QueueConfig, publishing: QueuePublisher, warn: Warn) -> None:
+    def __init__(
+        self, queue: QueueConfig, source: QueueConfig, publishing: QueuePublisher, warn: Warn
+    ) -> None:
+        """`source`: where next steps go; another one than `queue` if that is an order store."""
         self._queue = queue
+        self._source = source
         self._publishing = publishing
         self._warn = warn
         self._left: dict[Job, tuple[OutgoingMessage, ...]] = {}  # not published yet
@@ -66,9 +70,9 @@ class OutgoingMessages:
 
         Another producer may have put the group there (PART-2).
         """
-        entry = self._queue.entry
+        entry = self._source.entry
         if entry is None or step.message.group == message.group:
-            return self._queue
+            return self._source
         return place_of(entry, step)
 
     def reply_to(

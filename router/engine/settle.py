@@ -8,7 +8,7 @@ through, and sends what it settles in batches.
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -70,12 +70,11 @@ class Settler:
         flow: FlowControl,
         *,
         order: QueueOrder | None = None,
-        on_ended: Callable[[Sequence[Job]], None] | None = None,
+        stored: QueueOrder | None = None,
     ) -> None:
-        """`order`: of a strict queue. `on_ended` is told what its order store has no more."""
+        """`order`: of a strict queue. `stored`: of the one whose order store this is."""
         self.queue = queue
-        self._on_ended = on_ended
-        self._is_store = on_ended is not None
+        self._stored = stored
         self.flow = flow
         self.queue_name = queue.name
         self.read = reader_of(queue)
@@ -105,7 +104,8 @@ class Settler:
         self._to_finish: list[Job] = []  # a plain ACK is not enough for these
         self._copies: list[tuple[ReceivedMessage, _CopyEnd]] = []
         self._is_acking = False
-        self._outgoing = OutgoingMessages(queue, deps.publishing, self.warn)
+        source = queue if stored is None else stored.source
+        self._outgoing = OutgoingMessages(queue, source, deps.publishing, self.warn)
         self._guarded: GuardedBroker | None = None
         self.is_stopping = False
 
@@ -273,8 +273,8 @@ class Settler:
         for job in ended:
             del held[job]
         followed = self.deps.registry.finish(ended, fate, self.counts, now)
-        if self._on_ended is not None and fate in REMOVED:
-            self._on_ended(ended)
+        if self._stored is not None and fate in REMOVED:
+            self._stored.note_ended(ended)
         if fate is not Fate.DELIVERED:
             self._outgoing.forget(ended)
             for job in ended:
@@ -512,7 +512,8 @@ class Settler:
         if self.order is not None:
             return self.order.key_of(job) is not None
         # In a work queue, a message without a group depends on no other.
-        return self.traits.holds_letters and (self._is_store or job.message.group is not None)
+        has_group = self._stored is not None or job.message.group is not None
+        return self.traits.holds_letters and has_group
 
     async def hold_group(self, letter: Job, behind: Sequence[Job]) -> None:
         """Hold the group of a dead letter, and return what is here of it (ORD-11)."""

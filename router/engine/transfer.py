@@ -88,8 +88,8 @@ class QueueOrder:
         alerts: Alerts,
         jitter: Jitter,
     ) -> None:
+        self.source = queue
         self.queue = store.queue_of(queue)
-        self.carries = queue.is_shared  # all of it moves to the store (ORD-13)
         self.groups = StoredGroups()
         self.size = StoreSize()  # at the last look
         self.is_stuck = False  # the store is away, or full
@@ -115,8 +115,13 @@ class QueueOrder:
 
     def change(self, queue: QueueConfig) -> None:
         """Take over what the configuration says of the queue now."""
+        self.source = queue
         self.queue = _as_source(self.queue, queue)
-        self.carries = queue.is_shared
+
+    @property
+    def carries(self) -> bool:
+        """Whether all of it moves to the store (ORD-13)."""
+        return self.source.is_shared
 
     @property
     def messages(self) -> int:

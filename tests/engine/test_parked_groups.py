@@ -32,6 +32,7 @@ from tests.support.fakes import REFUSED, FakeSender
 from tests.support.passing import PassingBroker
 from tests.support.rig import (
     FREE_QUEUE,
+    TARGET,
     WALL_AT_START,
     Rig,
     body,
@@ -73,6 +74,21 @@ async def test_a_failed_group_moves_to_the_store_and_later_messages_follow_it() 
             (53, "c"),
         ]
         assert ended(rig) == {Fate.STORED: 3, Fate.DELIVERED: 4, Fate.RETURNED: 3}
+
+
+@pytest.mark.rule("ORD-4", "CMD-11")
+async def test_the_next_step_of_a_stored_message_keeps_the_order_of_its_own_group() -> None:
+    """It is published to the queue, not to the store: there nobody would know of its group."""
+    sender = failing(SOON)
+    sender.script("step", LATER)
+    async with parking(sender=sender) as (rig, _):
+        step = {"id": "step", "mediationTarget": TARGET, "poolCode": "P", "messageGroupId": "h"}
+        await rig.publish(*grouped("a", then=step), queue=PARK)
+        await asyncio.sleep(20)
+        await rig.publish(*grouped("x", group="h"), queue=PARK)
+        await asyncio.sleep(100)
+
+        assert rig.sender.ids == ["a", "a", "step", "step", "x"]
 
 
 class Faulty:

@@ -16,7 +16,7 @@ from router.core.history import Fate
 from router.core.outcome import Reply
 from router.engine.leases import QueueLeases
 from router.engine.transfer import OrderStore
-from router.ports import Conflict, Disconnected, Unknown
+from router.ports import Brokers, Conflict, Disconnected, Unknown
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.locks import FakeLock, LockServer
@@ -87,7 +87,7 @@ async def router(
     name: str,
     queues: Sequence[QueueConfig],
     *,
-    brokers: BrokerRegistry | None = None,
+    brokers: Brokers | None = None,
     sender: FakeSender | None = None,
     order: OrderStore | None = None,
 ) -> AsyncIterator[LeasingRouter]:
@@ -302,16 +302,16 @@ async def test_what_waits_for_room_takes_none_when_a_lease_is_lost_with_its_brok
         await one.leases.apply(RoutingConfig((free("q"), other), pools))
         await asyncio.sleep(2)
         for each in "abcdef":
-            queue.hand_over(handed(*grouped(each, group=each), each, each, lease=1000))
+            queue.hand_over(handed(grouped(each, group=each)[0], each, each, lease=1000))
         await asyncio.sleep(1)
         assert one.rig.manager.consumers["q"].flow.waiting == 4
         server.of("q").fail()
         for verb in ("open", "receive", "ack", "nack"):
             queue.failing[verb] = Disconnected("away")
-        queue.hand_over(handed(*grouped("last", poolCode="Q"), "last", "last", lease=1000))
+        queue.hand_over(handed(grouped("last", poolCode="Q")[0], "last", "last", lease=1000))
         await asyncio.sleep(TTL + 10)
         for each in "xyz":  # the pool is full, and has room again
-            others.hand_over(handed(*grouped(each, group=each), each, each, lease=1000))
+            others.hand_over(handed(grouped(each, group=each)[0], each, each, lease=1000))
         await asyncio.sleep(1000)
 
         assert sender.ids == ["a", "last", "x", "y", "z"]

@@ -232,15 +232,15 @@ async def test_what_waits_for_room_goes_back_although_the_receive_does_not_retur
     pools = pool("P", 1, take_ahead=1), pool("Q")  # Q has room, so there is a receive
     async with running(*pools, sender=FakeSender(takes=10), brokers=Scripted(q=queue)) as rig:
         for each in "abcd":
-            queue.hand_over(handed(*grouped(each, group=each), each, each, lease=100))
-        queue.hand_over(handed(*grouped("x", poolCode="Q"), "x", "x", lease=100))
+            queue.hand_over(handed(grouped(each, group=each)[0], each, each, lease=100))
+        queue.hand_over(handed(grouped("x", poolCode="Q")[0], "x", "x", lease=100))
         await asyncio.sleep(1)
         assert rig.manager.consumers["q"].flow.waiting == 2
         queue.is_deaf = True
         await end(rig)
 
         assert rig.sender.ids == ["a", "x"]
-        assert sorted(queue.nacked) == [(1, each, 0) for each in "bcd"]
+        assert set(queue.nacked) == {(1, each, 0) for each in "bcd"}
         assert not rig.manager.pools
 
 

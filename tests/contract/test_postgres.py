@@ -941,6 +941,7 @@ async def test_a_user_who_may_not_make_the_schema_is_refused(
         ("postgresql://app@{at}/x?queue=q&keep=secret", QueueRefused, "keep that is not"),
         ("postgresql://app@{at}/x?queue=q&audit=-1", QueueRefused, "audit that is not"),
         ("postgresql://app@{at}/postgres?queue=" + 101 * "q", QueueRefused, "100 characters"),
+        ("postgresql://app@" + 64 * "a" + ".example/x?queue=q", QueueRefused, "cannot be used"),
     ],
 )
 async def test_a_wrong_uri_is_refused_with_a_reason_and_without_its_secrets(

@@ -312,7 +312,7 @@ async def _our_errors(seconds: float) -> AsyncIterator[None]:
         raise QueueRefused(f"the database refuses us: {_kind(error)}") from None
     except _BAD_DATA as error:
         raise DataRefused(f"the database refuses the data: {_kind(error)}") from None
-    except asyncpg.ClientConfigurationError:
+    except (asyncpg.ClientConfigurationError, UnicodeError):  # or its host is no name
         raise QueueRefused("the URI cannot be used to connect") from None
     except TimeoutError:
         raise Disconnected("the database does not answer") from None

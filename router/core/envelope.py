@@ -19,6 +19,9 @@ from router.core.message import (
     Message,
     Name,
     Origin,
+    ReceivedMessage,
+    ShownId,
+    id_of_malformed,
     is_given,
     is_too_deep,
     parse,
@@ -60,6 +63,10 @@ class _BrokenCommand(Struct):
     correlation_id: Raw = _NOTHING
 
 
+class _WithCommandId(Struct):
+    command_id: ShownId
+
+
 class _Asker(Struct, rename="camel"):
     """The readable part of a malformed message."""
 
@@ -88,6 +95,7 @@ _kind: Final = msgspec.json.Decoder(_Kind)
 _command: Final = msgspec.json.Decoder(_Command)
 _broken_command: Final = msgspec.json.Decoder(_BrokenCommand)
 _asker: Final = msgspec.json.Decoder(_Asker)
+_command_id: Final = msgspec.json.Decoder(_WithCommandId)
 _fields: Final = msgspec.json.Decoder(dict[str, Raw])
 _text_or_number: Final = msgspec.json.Decoder(str | int)
 _text: Final = msgspec.json.Decoder(str)
@@ -185,6 +193,21 @@ def asker_of(queue: QueueConfig, body: bytes) -> Message | None:
         return None
     correlation_id = _optional_text(asker.correlation_id)
     return Message(id=asker.id, target="", reply_to=asker.reply_to, correlation_id=correlation_id)
+
+
+def id_of_unread(queue: QueueConfig, received: ReceivedMessage) -> str | None:
+    """Return the id of what makes no message, if its body has one that can be shown (BRK-2).
+
+    What is in a raw body is none of our business (RAW-1).
+    """
+    if received.source is not None:
+        return None
+    if queue.envelope != COMMAND_BUS or not _may_be_command(received.body):
+        return id_of_malformed(received.body)
+    try:
+        return _command_id.decode(received.body).command_id
+    except NOT_JSON:
+        return None
 
 
 def _may_be_command(body: bytes) -> bool:

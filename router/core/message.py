@@ -398,8 +398,11 @@ def with_id(body: bytes, new_id: Callable[[], str]) -> bytes:
     return msgspec.json.encode({**fields, "id": new_id()})
 
 
+ShownId = Annotated[str, Meta(min_length=1, max_length=512, pattern=_NO_CONTROL)]
+
+
 class _WithId(Struct):
-    id: Annotated[str, Meta(min_length=1, max_length=512, pattern=_NO_CONTROL)]
+    id: ShownId
 
 
 _id: Final = msgspec.json.Decoder(_WithId)

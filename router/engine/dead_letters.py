@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from router.core.config import QueueConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
-from router.core.envelope import reader_of
+from router.core.envelope import id_of_unread, reader_of
 from router.core.identity import key_of
 from router.core.message import MAX_MESSAGE_BYTES, Malformed, Message, ReceivedMessage
 from router.core.raw import letter_body, read_raw, received_letter
@@ -62,10 +62,11 @@ class DeadLetterWriter:
         message = None if job is None else job.message
         tally = received.tally if job is None else job.tally
         seen = asyncio.get_running_loop().time() if job is None else job.tracked_at
-        message_id = None if message is None else message.id
+        message_id = id_of_unread(queue, received) if message is None else message.id
 
         def fingerprint() -> str:
-            return key_of(queue.uri, received, message_id or "").fingerprint(received.body)
+            known = "" if message is None else message.id
+            return key_of(queue.uri, received, known).fingerprint(received.body)
 
         # Then it takes long: 2 x 14 ms for 8 MiB.
         is_oversized = len(received.body) > MAX_MESSAGE_BYTES

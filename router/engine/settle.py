@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from router.core.commands import failure_of
 from router.core.config import COMMAND_BUS, OnFailure, QueueConfig
 from router.core.dead_letter import Reason
-from router.core.envelope import Reader, asker_of, reader_of
+from router.core.envelope import Reader, asker_of, id_of_unread, reader_of
 from router.core.history import Fate, State
-from router.core.message import Handle, Malformed, Message, ReceivedMessage, id_of_malformed
+from router.core.message import Handle, Malformed, Message, ReceivedMessage
 from router.core.outcome import ACCEPTED, CANCELLED, RULES, Cause, Ending, Metric
 from router.core.returning import RETURNS, Endurance, GiveUp, ReturnReason, reconnect_delays
 from router.core.stats import Counts
@@ -707,7 +707,7 @@ class Settler:
         """Deal with what found no place in a pool."""
         back: list[tuple[ReceivedMessage, float]] = []
         for received, problem in unroutable.malformed:  # BRK-2
-            known = id_of_malformed(received.body) if received.source is None else None
+            known = id_of_unread(self.queue, received)
             name = "a message" if known is None else f"message {known!r}"
             text = f"{name} of {self.queue_name} cannot be read: {problem}"
             self.warn(Code.MALFORMED_MESSAGE, text)

@@ -122,7 +122,9 @@ async def test_a_command_without_a_route_is_a_dead_letter_with_its_envelope() ->
         await asyncio.sleep(1)
 
         (letter,) = rig.letters.letters
-        assert letter.reason is Reason.MALFORMED
+        assert (letter.reason, letter.message_id) == (Reason.MALFORMED, "c-1")
+        (warning,) = rig.warnings
+        assert warning.message.startswith("message 'c-1' of q cannot be read: ")
         assert "no route for commands of type 'Unheard'" in letter.error
         assert json.loads(letter.body)["command_type"] == "Unheard"
 

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from router.core.commands import reply_body
 from router.core.config import QueueConfig, Route
-from router.core.envelope import CommandReader, asker_of, reader_of
-from router.core.message import Malformed, Message, Origin, parse
+from router.core.envelope import CommandReader, asker_of, id_of_unread, reader_of
+from router.core.message import Malformed, Message, Origin, ReceivedMessage, Source, parse
 from router.core.outcome import ACCEPTED, Ending, Failure
 
 COMMAND_ID = "7f8d9e0a-1b2c-4d5e-8f90-a1b2c3d4e5f6"
@@ -236,3 +236,21 @@ def test_who_waits_for_a_malformed_message(body: bytes, asker: object) -> None:
 
     assert (found and (found.id, found.reply_to, found.correlation_id)) == asker
     assert found is None or found.origin is None
+
+
+@pytest.mark.rule("BRK-2", "CMD-7")
+@pytest.mark.parametrize(
+    ("body", "known"),
+    [
+        (b'{"command_id": "c", "command_type": 7, "id": "a"}', "c"),
+        (b'{"command_type": "Unheard", "id": "a"}', None),
+        (b'{"command_id": "c\\n", "command_type": "Unheard"}', None),
+        (b'{"id": "a", "mediationTarget": 7}', "a"),
+        (b"nothing", None),
+    ],
+)
+def test_a_command_that_makes_no_message_may_have_an_id(body: bytes, known: str | None) -> None:
+    received = ReceivedMessage(body, "h", None)
+
+    assert id_of_unread(QUEUE, received) == known
+    assert id_of_unread(QUEUE, replace(received, source=Source())) is None

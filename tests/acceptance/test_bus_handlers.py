@@ -1,6 +1,8 @@
 """The library on the queues of a command bus, whose sender is PGMQ's own client (CMD-7, CMD-9)."""
 
+import asyncio
 import itertools
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +10,7 @@ import pgmq
 import pytest
 
 from router.core.config import RetryPolicy
-from router.worker import Command, Context, Permanent, Worker
+from router.worker import Command, Context, Permanent, Transient, Worker
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.support.servers.postgres import PostgresServer, postgres_server
@@ -32,7 +34,7 @@ class Bus:
         self.url = server.pgmq_url
         self.domain = f"payments{next(numbers)}"
         self.commands, self.replies = f"{self.domain}__commands", f"{self.domain}__replies"
-        self.client = client
+        self.server, self.client = server, client
         self._replied: list[Any] = []
         for name in (self.commands, self.replies):
             client.create_queue(name)
@@ -47,6 +49,18 @@ class Bus:
             "created_at": "2026-01-31T08:15:30+00:00",
         }
         self.client.send(self.commands, {**command, **fields})
+
+    def waiting(self) -> list[str]:
+        """The commands in its queue."""
+        return self._ids_in(f"q_{self.commands}")
+
+    def archived(self) -> list[str]:
+        """What the command bus calls its troubleshooting queue."""
+        return self._ids_in(f"a_{self.commands}")
+
+    def _ids_in(self, table: str) -> list[str]:
+        query = f"SELECT message ->> 'command_id' FROM pgmq.{table} ORDER BY 1"  # noqa: S608
+        return self.server.sql(query).splitlines()
 
     def replied(self) -> list[Any]:
         """Return all replies so far: the client hides what it has read."""
@@ -112,3 +126,89 @@ async def test_a_worker_runs_the_commands_of_its_domain_and_answers_where_they_s
         },
     ]
     assert bus.client.metrics(bus.commands).queue_length == 0
+
+
+@pytest.mark.rule("CMD-7", "CMD-9", "CMD-3")
+async def test_what_succeeds_is_deleted_and_what_fails_for_good_is_archived(bus: Bus) -> None:
+    other = Bus(bus.server, bus.client)
+    policy = RetryPolicy(max_attempts=3, schedule=(1.0, 2.0))
+    worker = Worker(bus.url, domain=bus.domain, dead_letters="none", retry=policy)
+    tried_at: list[float] = []
+
+    @worker.handler("Debit")
+    async def debit(*_: object) -> None: ...
+
+    @worker.handler("Refuse")
+    def refuse(*_: object) -> object:
+        raise Permanent("NO_FUNDS", "there is nothing left")
+
+    @worker.handler("Fail")
+    def fail(*_: object) -> object:
+        tried_at.append(time.monotonic())
+        raise Transient("LOCKED", "try again")
+
+    for command_id, kind in (("done", "Debit"), ("refused", "Refuse"), ("failed", "Fail")):
+        bus.send(command_id, kind)
+    other.send("theirs")
+    await worker.start()
+    await eventually(lambda: bus.waiting() == [])
+    await worker.stop()
+
+    assert bus.archived() == ["failed", "refused"]
+    first, second, third = tried_at
+    assert 0.9 <= second - first < 2.8
+    assert 1.9 <= third - second < 4.5
+    assert [each["error_code"] for each in bus.replied() if "error_code" in each] == [
+        "LOCKED",
+        "NO_FUNDS",
+    ]
+    assert (other.waiting(), other.archived()) == (["theirs"], [])
+
+
+@pytest.mark.rule("CMD-7", "CMD-9")
+async def test_many_commands_run_at_once_and_no_more_than_allowed(bus: Bus) -> None:
+    allowed, total = 200, 600
+    worker = Worker(bus.url, domain=bus.domain, dead_letters="none", concurrency=allowed)
+    handled: list[str] = []
+    most = 0
+
+    @worker.handler("Debit")
+    async def debit(command: Command, _context: Context) -> None:
+        nonlocal most
+        handled.append(command.id)
+        most = max(most, worker.in_flight_count)
+        await asyncio.sleep(0.3)
+
+    commands = [{"command_id": f"c-{n}", "command_type": "Debit"} for n in range(total)]
+    bus.client.send_batch(bus.commands, commands)
+    await worker.start()
+    await eventually(lambda: bus.waiting() == [])
+    await worker.stop()
+
+    assert sorted(handled) == sorted(each["command_id"] for each in commands)
+    assert allowed / 2 < most <= allowed
+    assert worker.in_flight_count == 0
+
+
+@pytest.mark.rule("CMD-3", "CMD-9")
+async def test_a_command_whose_reply_queue_is_missing_waits_for_it(bus: Bus) -> None:
+    worker = Worker(bus.url, domain=bus.domain, dead_letters="none")
+
+    @worker.handler("Debit")
+    async def debit(*_: object) -> object:
+        return {"left": 88}
+
+    late = f"{bus.domain}__late"
+    bus.send("c-1", reply_to=late)
+    await worker.start()
+    await eventually(lambda: len(worker.warnings) > 0)
+    (warning,) = worker.warnings
+    bus.client.create_queue(late)
+    await eventually(lambda: bus.waiting() == [])
+    await worker.stop()
+
+    assert warning.code == "REPLY_FAILED"
+    assert f": the PGMQ queue of {late} does not exist" in warning.message
+    found: Any = bus.client.read(late, qty=10)
+    (reply,) = found
+    assert reply.message["result"] == {"left": 88}

@@ -44,6 +44,7 @@ from router.brokers.work_queue import (
 from router.brokers.workers import ConsumerIdentity, PollPause
 from router.core.commands import dated_body
 from router.core.config import QueueConfig
+from router.core.envelope import BESIDE
 from router.core.message import UNTRIED, Handle, ReceivedMessage, Source, Tally
 from router.core.trace import Span, carried_in
 from router.ports import (
@@ -461,5 +462,5 @@ def _read_headers(headers: str) -> tuple[Tally, Span | None]:
 
 
 def _no_queue(item: Finish) -> str:
-    names = ", ".join(sorted({each.queue.name for each in item.outgoing}))
-    return f"the PGMQ queue of {names} does not exist"
+    names = sorted({each.queue.name.removeprefix(BESIDE) for each in item.outgoing})
+    return f"the PGMQ queue of {', '.join(names)} does not exist"

@@ -511,9 +511,15 @@ class Settler:
             return False
         if self.order is not None:
             return self.order.key_of(job) is not None
-        # In a work queue, a message without a group depends on no other.
-        has_group = self._stored is not None or job.message.group is not None
-        return self.traits.holds_letters and has_group
+        return self.traits.holds_letters and self._has_group(job)
+
+    def keeps_in_group(self, job: Job) -> bool:
+        """Return whether the queue hands this message out only after those in front of it."""
+        return self.holds_groups and job.blocks_on_error and self._has_group(job)
+
+    def _has_group(self, job: Job) -> bool:
+        """Return whether it depends on others in a queue that holds groups."""
+        return self._stored is not None or job.message.group is not None
 
     async def hold_group(self, letter: Job, behind: Sequence[Job]) -> None:
         """Hold the group of a dead letter, and return what is here of it (ORD-11)."""
@@ -780,9 +786,11 @@ def _id(job: Job) -> dict[str, object]:
 def _end_followers(jobs: Sequence[Job], fate: Fate) -> None:
     """End what waited for these jobs as they ended, or dispatch it (ROUTE-2, ROUTE-3).
 
-    What is dispatched is one batch: returned one by one, a group would lose its order.
+    What is dispatched is one batch: returned one by one, a group would lose its order. Where the
+    queue holds groups, messages in front of a copy may be in the queue again: it is returned, too.
     """
     again: dict[Settler, list[ReceivedMessage]] = {}
+    back: dict[Settler, list[ReceivedMessage]] = {}
     for job in jobs:
         for each in job.followers:
             settler, received = each.settler, each.received
@@ -792,7 +800,11 @@ def _end_followers(jobs: Sequence[Job], fate: Fate) -> None:
             is_over = fate in _OVER and (is_same or each.shares_failure)
             if fate is Fate.DELIVERED or is_over:
                 settler.ack_copy(received, job.error, job.ending)
+            elif not is_same and settler.keeps_in_group(job):
+                back.setdefault(settler, []).append(received)
             else:
                 again.setdefault(settler, []).append(received)
+    for settler, messages in back.items():
+        settler.reject(messages)
     for settler, messages in again.items():
         settler.readmit(messages)

@@ -15,7 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -104,6 +104,8 @@ class QueueOrder:
         self._pending: deque[Sequence[Return]] = deque()
         # What waits until the reply of the letter in front of it is published, by group.
         self._unanswered: dict[GroupKey | None, list[Return]] = {}
+        # Stored by others than the receiver: of these groups, something may still be direct here.
+        self._mixed: set[GroupKey | None] = set()
         self._is_moving = False
         self._unsent = 0  # stored although nothing was sent, at most
         self._added = self._added_bytes = 0  # since the last look
@@ -203,7 +205,9 @@ class QueueOrder:
         unknown = {group for group in groups if group not in self.groups}
         if unknown:
             async with self._open() as order_log:
-                self.groups.load(await order_log.which_are_stored(unknown))
+                stored = await order_log.which_are_stored(unknown)
+            self._mixed.update(group for group in stored if group not in self.groups)
+            self.groups.load(stored)
 
     def stop(self) -> None:
         """Wait for the store no longer."""
@@ -222,12 +226,21 @@ class QueueOrder:
         """Return whether a message has to go to the store, because its group is there (ORD-5)."""
         if self.carries:
             return True
-        if not self.groups or self.key_of(job) not in self.groups:
+        key = self.key_of(job) if self.groups else None
+        if key not in self.groups or (key in self._mixed and self._is_behind_direct(job, key)):
             return False
+        self._mixed.discard(key)
         away_until = self._targets.away_until(job.message.target, self._loop.time())
         if away_until is not None:  # stored counts as returned (MED-4)
             job.batch.probe(away_until)
         return True
+
+    def _is_behind_direct(self, job: Job, key: GroupKey | None) -> bool:
+        """Return whether its group has earlier messages here that are not on their way there."""
+        before = takewhile(lambda each: each is not job, job.settler.held)
+        return any(
+            each.state is not State.SETTLING and self.key_of(each) == key for each in before
+        )
 
     def add(self, returns: Sequence[Return]) -> None:
         """Move messages, in this order and together. Their groups are stored from now on."""
@@ -292,6 +305,8 @@ class QueueOrder:
         group = group_in_store(message, is_parallel=is_parallel)
         key = None if group is None else (message.pool or DEFAULT_POOL, group)
         if key is not None:
+            if key not in self.groups:
+                self._mixed.add(key)
             self.groups.begin(key, message.id)
         try:
             async with self._open() as order_log:
@@ -328,6 +343,7 @@ class QueueOrder:
                 await self.moved.wait(next(delays))
             else:
                 self.groups.answer(stored)
+                self._mixed = {group for group in self._mixed if group in self.groups}
         self._is_checking = False
 
     async def _move_all(self) -> None:

@@ -270,6 +270,38 @@ async def test_a_letter_that_does_not_hold_its_group_is_stored_behind_it() -> No
 
 
 @REPLAY
+async def test_a_replayed_letter_does_not_part_a_group_that_is_here() -> None:
+    queue = replace(HOLD, holds_letters=False)
+    sender = failing(GONE)
+    sender.script("b", LATER)
+    async with parking(sender=sender, queue=queue) as (rig, logs):
+        await rig.publish(*grouped("a", "b", "c"), queue=queue)
+        await asyncio.sleep(1.5)
+        await replays(rig).replay(1)
+        await rig.publish(*grouped("d", "e"), queue=queue)
+        await asyncio.sleep(100)
+
+        assert [ids for _, ids in logs.appended] == [["a"], ["b", "c", "d", "e"]]
+        assert [each for _, each in sent(rig)] == ["a", "b", "a", "b", "c", "d", "e"]
+        assert not order_of(rig).groups
+
+
+@REPLAY
+async def test_behind_a_replayed_letter_a_group_is_stored_when_nothing_of_it_is_here() -> None:
+    queue = replace(HOLD, holds_letters=False)
+    async with parking(sender=failing(GONE, LATER), queue=queue) as (rig, logs):
+        await rig.publish(*grouped("a", "b"), queue=queue)
+        await asyncio.sleep(1.5)
+        await replays(rig).replay(1)
+        await asyncio.sleep(10)
+        await rig.publish(*grouped("c", "d"), queue=queue)
+        await asyncio.sleep(100)
+
+        assert [ids for _, ids in logs.appended] == [["a"], ["c", "d"]]
+        assert [each for _, each in sent(rig)] == ["a", "b", "a", "a", "c", "d"]
+
+
+@REPLAY
 async def test_a_letter_of_another_message_goes_behind_a_held_group() -> None:
     sender = failing(GONE)
     sender.script("b", GONE)

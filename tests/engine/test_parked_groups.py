@@ -402,6 +402,20 @@ async def test_a_copy_that_the_store_has_is_not_stored_again() -> None:
             assert (await order_log.size()).messages == 4
 
 
+@pytest.mark.rule("ROUTE-3", "ORD-6")
+async def test_a_copy_in_the_store_does_not_pass_what_went_back_to_it() -> None:
+    async with parking(sender=failing(LATER, SOON)) as (rig, logs):
+        await rig.publish(*grouped("a", "b"), queue=PARK)
+        await asyncio.sleep(2)
+        copies = [StoredMessage(Publication(parse(each), each, "k"), "g") for each in grouped("b")]
+        async with logs.open_order_log(order_of(rig).queue) as order_log:
+            assert await order_log.append(copies) == 1
+        await asyncio.sleep(100)
+
+        assert sent(rig) == [(0, "a"), (46, "a"), (51, "a"), (52, "b")]
+        assert rig.is_empty
+
+
 @pytest.mark.rule("ORD-10", "OPS-4")
 async def test_a_stop_returns_what_is_on_its_way_and_stored_messages_stay() -> None:
     sender = failing(LATER)
@@ -584,6 +598,21 @@ async def test_a_store_that_others_use_is_asked_about_each_batch() -> None:
 
         order = [each for _, each in sent(rig)]
         assert order.index("x") < order.index("y")
+
+
+@pytest.mark.rule("ORD-5")
+async def test_a_group_that_another_router_stored_goes_on_behind_what_is_here() -> None:
+    async with parking(sender=failing(LATER), is_shared=True) as (rig, logs):
+        await rig.publish(*grouped("a", "b"), queue=PARK)
+        await asyncio.sleep(0.5)
+        others = [StoredMessage(Publication(parse(each), each, "k"), "g") for each in grouped("x")]
+        async with logs.open_order_log(order_of(rig).queue) as order_log:
+            await order_log.append(others)
+        await rig.publish(*grouped("c"), queue=PARK)
+        await asyncio.sleep(100)
+
+        assert [ids for _, ids in logs.appended] == [["x"], ["a", "b", "c"]]
+        assert [each for _, each in sent(rig)] == ["a", "x", "a", "b", "c"]
 
 
 @pytest.mark.rule("ORD-7")

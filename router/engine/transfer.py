@@ -238,9 +238,7 @@ class QueueOrder:
     def _is_behind_direct(self, job: Job, key: GroupKey | None) -> bool:
         """Return whether its group has earlier messages here that are not on their way there."""
         before = takewhile(lambda each: each is not job, job.settler.held)
-        return any(
-            each.state is not State.SETTLING and self.key_of(each) == key for each in before
-        )
+        return any(each.state is not State.SETTLING and self.key_of(each) == key for each in before)
 
     def add(self, returns: Sequence[Return]) -> None:
         """Move messages, in this order and together. Their groups are stored from now on."""

@@ -71,6 +71,7 @@ class RealSite:
     """Two routers of this process on one queue of a real server."""
 
     store_fails = False
+    is_strict = False
     machine: Machine = THIS_MACHINE
     server: BrokerModel = NoServer()
 
@@ -109,6 +110,9 @@ class RealSite:
 
     def sender(self, process: Process) -> Sender:
         return SimSender(self._targets, self.oracle, process)
+
+    async def stored(self, process: Process, queue: str, bodies: Sequence[bytes]) -> None:
+        raise NotImplementedError  # none of these queues is strict
 
     def letter_kept(self, letter: DeadLetter) -> None:
         self.kept.append(letter.body)

@@ -40,15 +40,16 @@ class Choice(Struct, frozen=True):
 
     kind: Kind | None = None
     without: frozenset[Act] = frozenset()
+    is_strict: bool = False
 
     def __str__(self) -> str:
         """As options of the command."""
         broker = "" if self.kind is None else f" --broker {self.kind.value}"
         without = "".join(f" --without '{act.value}'" for act in sorted(self.without))
-        return broker + without
+        return broker + without + (" --strict" if self.is_strict else "")
 
     def plan(self, seed: int) -> WorldPlan:
-        plan = draw(seed, self.kind)
+        plan = draw(seed, self.kind, is_strict=self.is_strict)
         if not self.without:
             return plan
         kept = tuple(step for step in plan.steps if step.act not in self.without)
@@ -88,13 +89,13 @@ def explain(seed: int, choice: Choice) -> str:
         found = run(choice.plan(seed))
         if not found.violations:
             return f"seed {seed}: nothing is wrong"
-        story = _story(shrink(found))
+        story = story_of(shrink(found))
     except Exception:  # noqa: BLE001  a world that cannot be run is a failure of that seed
         story = f"BROKEN: the world of seed {seed} cannot be run\n{traceback.format_exc()}"
     return f"{story}\n\n{replay}"
 
 
-def _story(result: WorldResult) -> str:
+def story_of(result: WorldResult) -> str:
     plan = result.plan
     used = sorted({number for step in plan.steps for number in step.bodies})
     lines = [
@@ -163,6 +164,7 @@ def read_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace
         default=[],
         help="a fault to leave out; may be given again",
     )
+    parser.add_argument("--strict", action="store_true", help="strict order wherever there can be")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a failure")
     parser.add_argument(
         "--mutants",
@@ -177,7 +179,7 @@ def read_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = read_arguments(arguments)
-    choice = Choice(options.broker, frozenset(options.without))
+    choice = Choice(options.broker, frozenset(options.without), options.strict)
     if options.bug is not None:
         BUGS[options.bug]()
     if options.mutants is not None:

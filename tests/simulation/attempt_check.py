@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from router.core.config import OnFailure
 from router.core.dead_letter import Reason
 from router.core.outcome import Answer, Cause, NoReply, Reply
 from tests.simulation.events import NEVER, Book, Sent
@@ -45,6 +46,9 @@ class AttemptCheck:
         self._once = {number for number in plainly if published[number] == 1}
         # Each router counts for itself what its broker cannot keep.
         self._is_one_count = plan.routers == 1 or plan.kind in WORK_QUEUES
+        # What blocks its group does so in the router: nobody sees where a delivery ends.
+        strict = plan.strict
+        self._is_seen = strict is None or strict.on_failure is not OnFailure.BLOCK
         self._may_be_kept = all(step.act is not Act.STORE for step in plan.steps)
         self._deliveries: dict[tuple[str, int], _Delivery] = {}
         self._failures: Counter[int] = Counter()
@@ -98,7 +102,7 @@ class AttemptCheck:
 
     def _is_judged(self, body: Body, now: float) -> bool:
         book = self._book
-        is_counted = self._is_one_count and body.number in self._once
+        is_counted = self._is_one_count and self._is_seen and body.number in self._once
         if not is_counted or now >= book.disturbed_at:
             return False
         if self._has_standard(body) and book.plan.routers > 1:

@@ -1,18 +1,22 @@
 """Deliberate bugs: each function puts one into the code that is loaded (`--mutants`, `--bug`)."""
 
+import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
 from msgspec.structs import replace
 
+from router.brokers.nats import broker as nats
 from router.brokers.sqlite import queue_table
 from router.brokers.sqlite.queue_table import QueueTable
 from router.core.config import Schedule
 from router.core.gate import Gate
 from router.core.history import Fate
+from router.core.message import UNTRIED
+from router.core.order import GroupKey, StoredGroups
 from router.core.outcome import Outcome
 from router.core.returning import Decision, Retry, ReturnReason
 from router.engine import delivery, settle, targets
@@ -27,16 +31,24 @@ from router.engine.outgoing import OutgoingMessages
 from router.engine.pool import ProcessPool
 from router.engine.publishing import BrokeOff, Published, QueuePublisher
 from router.engine.registry import InFlightRegistry
-from router.ports import Traits
+from router.engine.settle import Settler
+from router.engine.transfer import QueueOrder
+from router.ports import BrokerError, OrderLog, StoredMessage, Traits
 
 Bug = Callable[[], None]
 BUGS: Final[dict[str, Bug]] = {}
+OF_STRICT_ORDER: Final[set[str]] = set()  # those that only worlds with strict order can show
 _undo: list[Callable[[], None]] = []
 
 
 def bug(put: Bug) -> Bug:
     BUGS[put.__name__.replace("_", "-")] = put
     return put
+
+
+def strict_bug(put: Bug) -> Bug:
+    OF_STRICT_ORDER.add(put.__name__.replace("_", "-"))
+    return bug(put)
 
 
 @contextmanager
@@ -367,3 +379,158 @@ def failed_repeat_reported_as_accepted() -> None:
         return told
 
     was = _replace(QueuePublisher, "publish", publish)
+
+
+# Strict order.
+
+
+@strict_bug
+def failed_message_returned_without_its_group() -> None:
+    """A failed message goes back to its queue, and what is behind it goes on."""
+
+    async def nack(settler: Settler, returns: Sequence[Return]) -> None:
+        await settler.give_back(returns)
+
+    _replace(Settler, "nack", nack)
+
+
+@strict_bug
+def blocked_message_given_back() -> None:
+    """A message that should wait in front of its group is returned to its queue."""
+    _replace(delivery.DeliveryRunner, "_stays_in_front", lambda *_: False)
+
+
+@strict_bug
+def group_mates_stay_behind() -> None:
+    """A failed message is stored without those that wait behind it."""
+    _replace(delivery, "_take_behind", lambda *_: ())
+
+
+@strict_bug
+def group_mates_stored_later() -> None:
+    """Those behind a failed message are chosen for the store after it, not with it."""
+
+    def add(order: QueueOrder, returns: Sequence[Return]) -> None:
+        was(order, returns[:1])
+        if len(returns) > 1:
+            asyncio.get_running_loop().call_later(0.05, was, order, returns[1:])
+
+    was = _replace(QueueOrder, "add", add)
+
+
+@strict_bug
+def moved_message_acknowledged_before_it_is_stored() -> None:
+    """What moves to the order store is removed from its queue first."""
+
+    async def move(order: QueueOrder, returns: Sequence[Return]) -> None:
+        items = [order._item(each) for each in returns]
+        order._arrived([each.job for each in returns])
+        while items:
+            try:
+                async with order._open() as order_log:
+                    await order_log.append(items)
+                items = []
+            except BrokerError:
+                await asyncio.sleep(1)
+
+    _replace(QueueOrder, "_move", move)
+
+
+@strict_bug
+def stored_group_goes_on() -> None:
+    """A message is delivered although its group is in the order store."""
+    _replace(QueueOrder, "takes", lambda order, _: order.carries)
+
+
+@strict_bug
+def group_stored_once_its_message_has_arrived() -> None:
+    """While the first message of a group moves to the order store, the group still goes on."""
+
+    def takes(order: QueueOrder, job: Job) -> bool:
+        key = order.key_of(job)
+        is_moving = key is not None and order.groups._moving.get(key[0], {}).get(key[1], 0) > 0
+        return not is_moving and was(order, job)
+
+    was = _replace(QueueOrder, "takes", takes)
+
+
+@strict_bug
+def stored_groups_forgotten_by_a_restart() -> None:
+    """A router does not look which groups are stored when it starts."""
+
+    async def load(_: QueueOrder, __: OrderLog) -> None:
+        """Do nothing."""
+
+    _replace(QueueOrder, "_load", load)
+
+
+@strict_bug
+def group_direct_after_the_first_of_it() -> None:
+    """A group leaves the order store when the first of its messages has."""
+
+    def answer(groups: StoredGroups, _: Collection[GroupKey]) -> None:
+        was(groups, ())
+
+    was = _replace(StoredGroups, "answer", answer)
+
+
+@strict_bug
+def letter_holds_nothing() -> None:
+    """A group goes on behind a dead letter that should hold it."""
+    _replace(Settler, "holds_behind", lambda *_: False)
+
+
+@strict_bug
+def held_groups_forgotten_by_a_restart() -> None:
+    """When a router starts, groups that are held in the order store go on."""
+
+    async def load(order: QueueOrder, order_log: OrderLog) -> None:
+        for held in await order_log.groups(1000, only_held=True):
+            await order_log.release((held.pool, held.group), held.message_id)
+        await was(order, order_log)
+
+    was = _replace(QueueOrder, "_load", load)
+
+
+@strict_bug
+def failures_forgotten_in_the_order_store() -> None:
+    """A message that moves to the order store begins anew."""
+
+    def item(order: QueueOrder, each: Return) -> StoredMessage:
+        stored: StoredMessage = was(order, each)
+        return replace(stored, tally=UNTRIED)
+
+    was = _replace(QueueOrder, "_item", item)
+
+
+@strict_bug
+def delay_forgotten_in_the_order_store() -> None:
+    """What moves to the order store is due there at once."""
+
+    def item(order: QueueOrder, each: Return) -> StoredMessage:
+        stored: StoredMessage = was(order, each)
+        return replace(stored, delay=0.0)
+
+    was = _replace(QueueOrder, "_item", item)
+
+
+@strict_bug
+def unsettled_messages_come_late() -> None:
+    """On NATS, what a router left when it ended does not come before what is newer."""
+
+    async def settle_first(*_: object, **_options: object) -> tuple[None, None]:
+        return None, None
+
+    _replace(nats, "settle_first", settle_first)
+
+
+@strict_bug
+def copies_pass_what_was_returned() -> None:
+    """A copy that waited for a message is delivered when that goes back to its group."""
+    _replace(Settler, "keeps_in_group", lambda *_: False)
+
+
+@strict_bug
+def replay_parts_a_group() -> None:
+    """Once a letter is replayed, what comes goes to the store, past what is here of its group."""
+    _replace(QueueOrder, "_is_behind_direct", lambda *_: False)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from tests.simulation.command_drawing import draw_commands
 from tests.simulation.drawing import Drawer
 from tests.simulation.plan import HOSTS, WORK_QUEUES, Act, Kind, Mood, Phase, Step, WorldPlan
+from tests.simulation.strict_drawing import STRICT_KINDS, draw_strict
 from tests.simulation.traffic_drawing import draw_traffic
 
 KINDS: Final = tuple(Kind)
@@ -20,6 +21,7 @@ LAPSES: Final = 0.15  # of worlds with a work queue
 TRAFFIC: Final = 0.08  # of all worlds
 STOPPED: Final = 0.25  # of worlds with a work queue: what runs is cancelled
 SECOND: Final = 0.1  # likewise: a fault meets a second publication
+STRICT: Final = 0.12  # of worlds with a broker of which there are such
 GOOD_MOODS: Final = (Mood.OK, Mood.OK, Mood.OK, Mood.SLOW, Mood.CUTS)
 BAD_MOODS: Final = (
     Mood.REFUSES,
@@ -34,8 +36,11 @@ BAD_MOODS: Final = (
 )
 
 
-def draw(seed: int, kind: Kind | None = None) -> WorldPlan:
-    """Draw the world of a seed. Each aspect has its own numbers, so that none changes another."""
+def draw(seed: int, kind: Kind | None = None, *, is_strict: bool = False) -> WorldPlan:
+    """Draw the world of a seed. Each aspect has its own numbers, so that none changes another.
+
+    `is_strict`: it has strict order, if its broker can.
+    """
     plan = _draw_plain(seed, kind)
     rng = random.Random(seed ^ 0xC0DE)  # noqa: S311  repeatable, not secret
     if rng.random() < (COMMANDS_IN_WORK_QUEUES if plan.kind in WORK_QUEUES else COMMANDS):
@@ -52,6 +57,10 @@ def draw(seed: int, kind: Kind | None = None) -> WorldPlan:
     rng = random.Random(seed ^ 0x7AFF1C)  # noqa: S311  likewise
     if rng.random() < TRAFFIC:
         plan = draw_traffic(rng, plan)
+    rng = random.Random(seed ^ 0x57121C7)  # noqa: S311  likewise
+    is_strict |= rng.random() < STRICT
+    if is_strict and plan.kind in STRICT_KINDS:
+        plan = draw_strict(rng, plan)
     return plan
 
 

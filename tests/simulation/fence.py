@@ -23,8 +23,10 @@ class Fence:
     it gets the messages, and another one may claim them meanwhile.
     """
 
-    def __init__(self, oracle: Oracle) -> None:
+    def __init__(self, oracle: Oracle, *, stalls_when_stored: bool = False) -> None:
+        """`stalls_when_stored`: not when it settles, but when the order store has something."""
         self._oracle = oracle
+        self._stalls_when_stored = stalls_when_stored
         self._newest: dict[int, FileLease] = {}  # by row
         # Of their bodies, by connection: most brokers count hand-overs for each of them. None: any.
         self._numbers: dict[tuple[Broker | None, Handle], str] = {}
@@ -55,8 +57,10 @@ class Fence:
             numbers = self._named([received.handle for received in messages], broker)
             oracle.note(process.name, "is handed", numbers, "from", queue)
 
-    async def settling(self, process: Process) -> None:
+    async def settling(self, process: Process, *, has_stored: bool = False) -> None:
         """What is decided by now is carried out when the process goes on."""
+        if has_stored is not self._stalls_when_stored:
+            return
         stall = self.stalls.pop(process, None)
         if stall is not None and not stall.done() and not process.is_frozen:
             process.is_frozen = True

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
+from router.brokers.kit import consuming
 from router.brokers.nats import broker as nats
 from router.brokers.rabbitmq import broker as rabbitmq
 from router.brokers.sqlite import database as sqlite_database
@@ -119,7 +120,11 @@ def installed(server: BrokerModel, on_claim: Claim = lambda _: None) -> Iterator
         client = type("SimClient", (sqs_model.SimClient,), {"server": server})
         changes += [(sqs, "SqsClient", client), (sqs, "find_account", sqs_model.SimAccount.find)]
     elif isinstance(server, nats_model.NatsModel):
-        changes.append((nats, "open_connection", server.open_connection))
+        changes += [
+            (nats, "open_connection", server.open_connection),
+            # The lock of a strict queue is ours for so long, by a clock of the machine.
+            (consuming, "time", SimpleNamespace(monotonic=asyncio.get_running_loop().time)),
+        ]
     elif isinstance(server, activemq_model.ActiveMqModel):
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)

@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from tests.simulation.bugs import BUGS
+from tests.simulation.bugs import BUGS, OF_STRICT_ORDER
 from tests.simulation.draw import draw
 from tests.simulation.world import run
 
@@ -59,7 +59,8 @@ def all_mutants() -> list[str]:
 def find(name: str, jobs: int, most: int) -> FoundMutant:
     """Run worlds with this bug until one breaks a rule that it does not break without."""
     if name in BUGS:
-        return _find(name, ROOT, ["--bug", name, "--jobs", str(jobs)], most)
+        strict = ["--strict"] if name in OF_STRICT_ORDER else []
+        return _find(name, ROOT, ["--bug", name, "--jobs", str(jobs), *strict], most)
     with _copy() as tree:
         problem = refusal(FOLDER / f"{name}.patch", tree, is_dry=False)
         if problem is not None:
@@ -73,7 +74,7 @@ def _find(name: str, tree: Path, options: Sequence[str], most: int) -> FoundMuta
         worlds, seed, problem = _search(tree, FIRST_SEED + tried, most - tried, options)
         if seed is None:
             return FoundMutant(name, None, time.monotonic() - began, problem)
-        if not run(draw(seed)).violations:
+        if not run(draw(seed, is_strict="--strict" in options)).violations:
             return FoundMutant(name, tried + worlds, time.monotonic() - began, problem)
         tried = seed + 1 - FIRST_SEED
     return FoundMutant(name, None, time.monotonic() - began, "only what breaks without it, too")

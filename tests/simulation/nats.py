@@ -6,6 +6,7 @@ duplicates for two minutes; nothing is tied to a connection but the requests mad
 """
 
 import asyncio
+import base64
 import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -25,6 +26,8 @@ from tests.simulation.network import Pipe, Put, Weather, Wire, unheard
 ANSWER_SECONDS: Final = 5.0
 NANOSECONDS: Final = 1_000_000_000
 DEDUP_WINDOW: Final = 120.0
+EXPECTED_REVISION: Final = "Nats-Expected-Last-Subject-Sequence"
+WRONG_REVISION: Final = {"error": {"code": 400, "err_code": 10071, "description": "wrong revision"}}
 NOT_FOUND: Final = {"error": {"code": 404, "description": "not found"}}
 
 
@@ -95,6 +98,8 @@ class NatsModel:
         self.streams: dict[str, Stream] = {}
         self.links: list[SimNatsConnection] = []
         self.on_put: Put = unheard
+        self._keys: dict[str, tuple[int, bytes]] = {}  # of the bucket with the locks, by subject
+        self._revision = 0
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()  # nobody's: its timers outlive the processes it serves
 
@@ -159,6 +164,8 @@ class NatsModel:
             return b""
         if subject.startswith("$JS.API."):
             return json.dumps(self._api(tokens[2:], request.payload)).encode()
+        if subject.startswith("$KV."):
+            return json.dumps(self._write_key(subject, request)).encode()
         if subject.startswith("_INBOX."):  # it asks who else is there
             return b"" if any(subject in link.inboxes for link in self.links) else None
         if subject not in self.streams:
@@ -223,13 +230,34 @@ class NatsModel:
                 delay = json.loads(options)["delay"] / NANOSECONDS if options else 0.0
                 self._due_in(stream, consumer, out, delay)
 
+    def _write_key(self, subject: str, request: Request) -> object:
+        """Write a key over the revision last seen."""
+        revision, _ = self._keys.get(subject, (0, b""))
+        if (request.headers or {}).get(EXPECTED_REVISION, str(revision)) != str(revision):
+            return WRONG_REVISION
+        self._revision += 1
+        self._keys[subject] = self._revision, request.payload
+        return {"stream": "KV", "seq": self._revision}
+
+    def _read_key(self, subject: str) -> object:
+        revision, value = self._keys.get(subject, (0, b""))
+        found = {"seq": revision, "data": base64.b64encode(value).decode()}
+        return {"message": found} if revision else NOT_FOUND
+
+    def _stream(self, name: str) -> object:
+        if name.startswith("KV_"):  # somebody has made the bucket
+            return {}
+        if name not in self.streams:
+            return NOT_FOUND
+        terms = {"subjects": [name], "retention": "workqueue"}
+        return {"created": "2026-01-01T00:00:00Z", "config": terms}
+
     def _api(self, tokens: Sequence[str], payload: bytes) -> object:
         match tokens:
+            case ["STREAM", "MSG", "GET", _]:
+                return self._read_key(json.loads(payload)["last_by_subj"])
             case ["STREAM", "INFO", name]:
-                if name not in self.streams:
-                    return NOT_FOUND
-                terms = {"subjects": [name], "retention": "workqueue"}
-                return {"created": "2026-01-01T00:00:00Z", "config": terms}
+                return self._stream(name)
             case ["CONSUMER", "INFO", stream, name]:
                 consumer = self.streams[stream].consumers.get(name)
                 return NOT_FOUND if consumer is None else self._info(stream, consumer)

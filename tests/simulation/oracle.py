@@ -9,6 +9,7 @@ from msgspec import Struct
 from router.core.dead_letter import Reason
 from router.core.message import Message, Mode
 from router.core.outcome import Answer, Cause, NoReply, Reply
+from router.core.raw import as_letter
 from tests.simulation.attempt_check import AttemptCheck
 from tests.simulation.command_check import CommandCheck
 from tests.simulation.events import NEVER, Answered, Book, Sent
@@ -24,8 +25,10 @@ from tests.simulation.plan import (
     Kind,
     WorldPlan,
 )
+from tests.simulation.strict_check import StrictCheck
 from tests.simulation.traffic_check import TrafficCheck
 
+ACCEPTS: Final = Reply(200)
 BREAKER_FORGOTTEN: Final = 3600.0
 EPSILON: Final = 0.001
 _STANDS_STILL: Final = frozenset({Act.PAUSE, Act.STALL})
@@ -118,6 +121,7 @@ class Oracle(Book):
         self.traffic = TrafficCheck(self)
         self.attempts = AttemptCheck(self)
         self.order = OrderCheck(self)
+        self.strict = StrictCheck(self)
         self._by_content = {body.content: body for body in plan.bodies}
         self._open: Counter[tuple[str, ...]] = Counter()
         self._circuits: defaultdict[tuple[str, int], _Circuit] = defaultdict(_Circuit)
@@ -145,6 +149,8 @@ class Oracle(Book):
             self._open[mark] += 1
             # Each queue delivers its own copy.
             most = len(self._places[body.number]) if rule == "P2" else 1
+            if rule == "P2" and self._may_be_stored_alone(body):
+                most += 1
             if self._open[mark] > max(most, 1):
                 self.violate(rule, f"{mark[1:]} is being sent twice at once by {name}")
         pool = post.message.pool or ""
@@ -160,9 +166,13 @@ class Oracle(Book):
         self.traffic.posted(name, body, circuit.epoch)
         self.attempts.posted(name, body)
         self.order.posted(post.process, body)
+        self.strict.posted(body.number)
         self._note_rate(post, body)
         self.commands.posted(body, post.message)
-        if self._holders.get(body.number, post.process) is not post.process:
+        holder = self._holders.get(body.number, post.process)
+        if self.plan.strict is not None and not holder.is_alive:
+            holder = post.process  # it had it from the order store; now its queue has it again
+        if holder is not post.process:
             self.violate("BRK-5", f"{name} sends body {body.number} although another has it")
 
     def post_ended(self, post: SimPost, answer: Answer | None) -> None:
@@ -186,6 +196,8 @@ class Oracle(Book):
         self.traffic.answered(post.process.name, body, circuit.epoch, answer, post.started)
         self.attempts.answered(post.process.name, body, answer)
         self.order.answered(body)
+        if answer != ACCEPTS:
+            self.strict.failed(body.number)
 
     def accepted(self, post: SimPost) -> None:
         body = self._body_of(post)
@@ -197,6 +209,15 @@ class Oracle(Book):
         """A router gives it back to its queue."""
         self.attempts.settled(process.name, number)
         self.order.returned(number)
+
+    def stored(self, name: str, queue: str, contents: Sequence[bytes]) -> None:
+        """A router has moved these to its order store."""
+        found = [self.find(content) for content in contents]
+        numbers = [body.number for body in found if body is not None]
+        self.note(name, "has stored", ", ".join(map(str, numbers)), "in", queue)
+        for number in numbers:
+            if not self.kept[number]:  # else its letter has moved, and it is not tried again
+                self.attempts.settled(name, number)
 
     def handed_over(self, content: bytes, process: Process) -> None:
         """By a work queue: whoever had it before may not begin to send it any more."""
@@ -224,6 +245,11 @@ class Oracle(Book):
             yield (name, "message", str(body.number)), "P2"
         if message.mode is not Mode.IMMEDIATE and message.pool not in self.pools_back:
             yield (name, "group", message.pool or "", message.group or ""), "P3"
+
+    def _may_be_stored_alone(self, body: Body) -> bool:
+        """Return whether its queue and its order store may both have it, after a crash."""
+        is_direct = self.plan.strict is not None and self.plan.kind not in WORK_QUEUES
+        return is_direct and body.dispatch is not None
 
     def _note_rate(self, post: SimPost, body: Body) -> None:
         rate, name = self.plan.rate, post.process.name
@@ -269,6 +295,7 @@ class Oracle(Book):
         return all(step.is_of_a_producer or step.act in _HARMLESS for step in self.plan.steps)
 
     def find(self, content: bytes) -> Body | None:
+        content = as_letter(content)  # an order store keeps facts in front of it
         return self._by_content.get(content) or self.commands.find(content)
 
     def letter_kept(self, content: bytes, reason: Reason) -> None:
@@ -284,6 +311,7 @@ class Oracle(Book):
 
     def judge(self, stored: Iterable[bytes], still_held: Sequence[str]) -> None:
         in_store = {body.number for content in stored if (body := self.find(content))}
+        in_store |= self.strict.discarded
         for text in still_held:
             self.violate("P1", f"not at its end after hours of peace: {text}")
         for number, times in self.kept.items():
@@ -294,6 +322,8 @@ class Oracle(Book):
             self._judge_publication(sent, in_store)
         self._judge_places()
         self.order.judge()
+        if self.plan.strict is not None:
+            self.strict.judge()
 
     def _judge_publication(self, sent: Sent, in_store: set[int]) -> None:
         number = sent.body.number

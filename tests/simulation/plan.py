@@ -7,6 +7,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from router.core.config import OnFailure
+
 DAY: Final = 86_400.0
 YEAR: Final = 365 * DAY
 DEDUP_WINDOW: Final = 300.0
@@ -64,6 +66,7 @@ class Act(StrEnum):
     CANCEL = "cancel"
     FOLLOW = "published by the router itself"  # a next step, a callback or a tick
     REPLAY = "replay"  # all dead letters
+    RELEASE = "release held groups"
     KILL = "kill"
     PAUSE = "pause"
     STALL = "stall while settling"
@@ -243,6 +246,13 @@ class Phase(Struct, frozen=True):
     takes: float = 0.0  # seconds more until a good answer
 
 
+class Strict(Struct, frozen=True):
+    """That all queues are strict, and how (ORD-1)."""
+
+    on_failure: OnFailure
+    holds: bool  # a dead letter holds its group (ORD-11)
+
+
 class WorldPlan(Struct, frozen=True):
     seed: int
     kind: Kind
@@ -258,3 +268,4 @@ class WorldPlan(Struct, frozen=True):
     batches: tuple[PlannedBatch, ...] = ()
     beats: tuple[Beats, ...] = ()
     replies_elsewhere: bool = False  # the work queue's replies go to another file
+    strict: Strict | None = None

@@ -18,6 +18,7 @@ from router.engine.breaker import Breakers
 from router.engine.chores import Chores
 from router.engine.dead_letters import DeadLetterReplay
 from router.engine.delivery import Mediator
+from router.engine.groups import GroupDesk
 from router.engine.publishing import QueuePublisher
 from router.engine.queue_manager import QueueManager
 from router.engine.state import MessageLookup
@@ -29,16 +30,17 @@ from router.storage.dead_letters import open_store
 from router.wiring import open_engine
 from tests.simulation.loop import Process
 from tests.simulation.networked import Opener
+from tests.simulation.order_store import StoreSite, order_store
 from tests.simulation.plan import DEDUP_WINDOW
 
 TIMEOUT = 60.0  # of a request
 
 
-class SimSurroundings(Protocol):
+class SimSurroundings(StoreSite, Protocol):
     """What a router needs of its world."""
 
     config: RoutingConfig
-    store_fails: bool
+    is_strict: bool
 
     @property
     def machine(self) -> Machine: ...
@@ -100,6 +102,7 @@ class SimRouter:
     store: SimStore
     batches: Batches
     messages: MessageStates
+    groups: GroupDesk | None = None  # in strict worlds
 
     def __init__(self, name: str, world: SimSurroundings, directory: Path) -> None:
         self.process = Process(name)
@@ -172,6 +175,7 @@ class SimRouter:
                 jitter=world.jitter,
                 wall=world.wall,
             )
+            order = order_store(registered, world, self.process, self._directory, world.new_id)
             self.manager = await stack.enter_async_context(
                 open_engine(
                     Settings(),
@@ -183,15 +187,22 @@ class SimRouter:
                     breakers=breakers,
                     wall=world.wall,
                     jitter=world.jitter,
+                    order=order if world.is_strict else None,
                 )
             )
+            if world.is_strict:
+                self.groups = GroupDesk(self.manager, self.store)
             self.publishing, tasks = self.manager.deps.publishing, self.manager.deps.tasks
             self.replays = DeadLetterReplay(
-                self.store, self.publishing, wall=world.wall, new_id=world.new_id
+                self.store,
+                self.publishing,
+                wall=world.wall,
+                new_id=world.new_id,
+                groups=self.groups,
             )
             self._offer_commands(brokers, breakers, alerts, tasks)
             await self.manager.apply(world.config)
-            Chores(self.manager, breakers, alerts).start(tasks)
+            Chores(self.manager, breakers, alerts, self.groups).start(tasks)
             self.is_ready = True
             await asyncio.Event().wait()
 

@@ -8,6 +8,7 @@ from typing import Final, Protocol
 from router.core.config import QueueConfig
 from router.core.dead_letter import LetterFilter, Reason
 from router.core.message import parse
+from router.engine.groups import GroupDesk, QueueGroup
 from router.engine.publishing import BrokeOff, Published, Rejected
 from router.engine.stores import AcceptedMembers, NewBatch
 from router.ports import Conflict, Unknown
@@ -20,6 +21,7 @@ from tests.simulation.process import SimRouter
 ANSWER_WITHIN: Final = 120.0
 ASKS: Final = 5  # times, for a batch of which the answer was not heard
 ASK_AGAIN: Final = 5.0
+DISCARDS_FROM: Final = 0.5  # of the shares of steps that release groups
 
 
 class ProducerSite(Protocol):
@@ -45,6 +47,7 @@ class Producers:
             Act.ADD: self._batch,
             Act.CANCEL: self._cancel,
             Act.REPLAY: self._replay,
+            Act.RELEASE: self._release,
         }
 
     async def _publish(self, step: Step) -> None:
@@ -170,6 +173,49 @@ class Producers:
         names = [queue.name for queue in self._site.queues]
         queue, now = names.index(kept.letter.queue), self._now()
         oracle.published(Sent(body, Act.REPLAY, queue, began, now, Answered.ACCEPTED))
+
+    async def release_all(self) -> None:
+        """Let all held groups go on."""
+        for index in range(self._site.plan.routers):
+            await self._release(Step(0.0, Act.RELEASE, router=index))
+
+    async def _release(self, step: Step) -> None:
+        router = self._site.router(step.router)
+        if router is None or router.groups is None:
+            return
+        desk = router.groups
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                held = await router.do(lambda: desk.groups(None, 100, only_held=True))
+        except (BrokeOff, TimeoutError):
+            return
+        for each in held:
+            if router.is_ready:
+                await self._decide(router, desk, each, discards=step.share > DISCARDS_FROM)
+
+    async def _decide(
+        self, router: SimRouter, desk: GroupDesk, held: QueueGroup, *, discards: bool
+    ) -> None:
+        """Have an operator release a group, or discard the letter that holds it."""
+        oracle, stored = self._site.oracle, held.stored
+        body = oracle.strict.find(stored.message_id)
+        assert body is not None
+        was_free = body.number in oracle.strict.freed
+        oracle.strict.freed.setdefault(body.number, self._now())
+        if discards:
+            oracle.strict.discarded.add(body.number)
+        decide = desk.discard if discards else desk.release
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                await router.do(lambda: decide(held.queue, (stored.pool, stored.group)))
+        except (Conflict, Unknown) as error:
+            oracle.note("not released:", body.number, type(error).__name__)
+            if not was_free:
+                del oracle.strict.freed[body.number]
+        except (BrokeOff, TimeoutError) as error:
+            oracle.note("perhaps released:", body.number, type(error).__name__)
+        else:
+            oracle.note("discarded:" if discards else "released:", body.number)
 
     def _bodies(self, step: Step) -> list[Body]:
         return [self._site.plan.bodies[number] for number in step.bodies]

@@ -17,7 +17,7 @@ from router.engine.pool import ProcessPool
 from router.engine.queue_manager import QueueManager
 from router.engine.targets import TargetOrigin
 from tests.simulation.events import Answered, Book, Sent
-from tests.simulation.plan import PLAIN, POOLS, Act, Body, Mood
+from tests.simulation.plan import PLAIN, POOLS, Act, Body, Kind, Mood
 
 EPSILON: Final = 0.001
 SILENCING: Final = frozenset({429, 503})
@@ -111,6 +111,8 @@ class TrafficCheck:
             for number in step.bodies
         )
         self._seen: set[int] = set()  # bodies of which a target has heard
+        # A router waits for the lock of a strict queue in NATS before it receives anything.
+        self._is_prompt = book.plan.strict is None or book.plan.kind is not Kind.NATS
         self._unseen: dict[int, Sent] = {}  # published, and not seen
         self._reachable: dict[int, float] = {}  # of these, since when their pool could take them
         self._uneven: Counter[tuple[str, str]] = Counter()  # looks at shares that do not add up
@@ -153,6 +155,7 @@ class TrafficCheck:
             and body.dispatch == "IMMEDIATE"
             and not body.malformed
             and body.wish == PLAIN
+            and self._is_prompt
         ):
             self._unseen[body.number] = sent
 

@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import sys
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -20,10 +21,17 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.brokers import BrokerRegistry
+from router.brokers import BrokerRegistry, catalog
 from router.brokers.sqlite.queue_table import FileLease
 from router.brokers.workers import Liveness, Machine
-from router.core.config import PoolConfig, QueueConfig, RetryPolicy, RoutingConfig, Schedule
+from router.core.config import (
+    Ordering,
+    PoolConfig,
+    QueueConfig,
+    RetryPolicy,
+    RoutingConfig,
+    Schedule,
+)
 from router.core.dead_letter import DeadLetter
 from router.ports import Sender
 from tests.simulation.command_check import is_reply
@@ -54,6 +62,7 @@ PEACE: Final = 3 * 3600.0
 LOOK_EVERY: Final = 5.0
 SILENCE: Final = 30.0  # a server cuts off who stands still for longer
 STALLS_WITHIN: Final = 300.0
+ENDS_BELOW: Final = 0.5  # of the shares of stalls in strict worlds
 RESTARTS: Final = 0.2  # below that share, the broker itself was restarted
 
 
@@ -91,7 +100,8 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
-        yield
+        with warnings.catch_warnings():
+            yield
     finally:
         gc.collect()
         sys.unraisablehook = hook
@@ -109,6 +119,7 @@ def _freeze() -> None:
 def _close(loop: SimLoop) -> None:
     """End what the killed processes left: coroutines that will never go on."""
     loop.close()
+    warnings.simplefilter("ignore", RuntimeWarning)  # what they begin at their end never runs
     for task in loop.tasks:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         coroutine = task.get_coro()
@@ -122,6 +133,7 @@ class World:
     def __init__(self, plan: WorldPlan, directory: Path) -> None:
         self.plan = plan
         self.config = _config(plan, directory)
+        self.is_strict = plan.strict is not None
         self.store_fails = False
         self._directory = directory
         self._rng = random.Random(plan.seed ^ 0x5EED)  # noqa: S311  repeatable, not secret
@@ -152,6 +164,7 @@ class World:
         self._loop: SimLoop
         self.oracle: Oracle
         self._fence: Fence
+        self._producers: Producers
 
     # What routers ask.
 
@@ -186,6 +199,10 @@ class World:
     def sender(self, process: Process) -> Sender:
         return SimSender(self._targets, self.oracle, process)
 
+    async def stored(self, process: Process, queue: str, bodies: Sequence[bytes]) -> None:
+        self.oracle.stored(process.name, queue, bodies)
+        await self._fence.settling(process, has_stored=True)
+
     def letter_kept(self, letter: DeadLetter) -> None:
         self.oracle.letter_kept(letter.body, letter.reason)
 
@@ -197,8 +214,10 @@ class World:
         self._loop = loop
         loop.thread_takes = self.weather.latency
         self.oracle = Oracle(self.plan, loop.time, self.wall)
-        self._works |= Producers(self).works
-        self._fence = Fence(self.oracle)
+        self._producers = Producers(self)
+        self._works |= self._producers.works
+        stores = self.is_strict and self.plan.kind not in WORK_QUEUES
+        self._fence = Fence(self.oracle, stalls_when_stored=stores)
         self.server = make_server(self.plan.kind, self.weather)
         self.server.on_put = self._put
         with installed(self.server, self._claimed):
@@ -239,6 +258,8 @@ class World:
             await asyncio.sleep(max(beats.every for beats in self.plan.beats) + LOOK_EVERY)
         while self._loop.now < began + PEACE:
             await asyncio.sleep(LOOK_EVERY)
+            if self.plan.strict is not None and self.plan.strict.holds:
+                await self._producers.release_all()
             if not await self._still_held():
                 return
 
@@ -280,7 +301,8 @@ class World:
 
     def _rows(self) -> list[str]:
         """What waits in the work queue's file."""
-        rows = self._look("queue.db", _UNSETTLED)
+        files = ["queue.db", *(f"r{index}/order.db" for index in range(self.plan.routers))]
+        rows = [row for file in files for row in self._look(file, _UNSETTLED)]
         return [f"row {row[0]} ({row[1]}) is {row[2]}" for row in rows]
 
     def _replies(self) -> list[bytes]:
@@ -391,17 +413,22 @@ class World:
             self._start(index)
 
     async def _stall(self, step: Step) -> None:
-        """Stand still at the next ACK or NACK: after it was decided, before it is carried out."""
+        """Stand still at the next ACK or NACK: after it was decided, before it is carried out.
+
+        Where groups move to an order store, between the two halves of that; it may end there, too.
+        """
         router = self._routers[step.router]
         if router is None:
             return
-        if self.plan.kind not in WORK_QUEUES:
+        if self.plan.kind not in WORK_QUEUES and not self.is_strict:
             await self._pause(step)
             return
         self._fence.stalls[router.process] = self._loop.create_future()
         await asyncio.wait([self._fence.stalls[router.process]], timeout=STALLS_WITHIN)
         self._fence.stalls.pop(router.process, None)
-        if router.process.is_frozen:
+        if router.process.is_frozen and self.is_strict and step.share < ENDS_BELOW:
+            await self._restart(step)
+        elif router.process.is_frozen:
             await self._thaw(router.process, step.seconds)
 
     async def _recreate(self, step: Step) -> None:
@@ -466,6 +493,17 @@ def _config(plan: WorldPlan, directory: Path) -> RoutingConfig:
         )
         for number in range(plan.queues)
     )
+    if plan.strict is not None:
+        queues = tuple(
+            replace(
+                queue,
+                ordering=Ordering.STRICT,
+                on_failure=plan.strict.on_failure,
+                holds_letters=plan.strict.holds,
+                broker=catalog.installed().broker_of(queue.uri),
+            )
+            for queue in queues
+        )
     pools = tuple(
         PoolConfig(code=code, concurrency=most, rate_per_minute=plan.rate if code == "R" else None)
         for code, most in POOLS.items()

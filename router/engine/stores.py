@@ -302,7 +302,7 @@ class MessageStates:
 
 _REFUSALS: Final = {
     Cancellation.AMBIGUOUS: "several messages of this id wait in the queue",
-    Cancellation.IN_FLIGHT: "it is in flight: `running=true` (`cancel --running`) stops it",
+    Cancellation.IN_FLIGHT: "it is in flight: `running=true` stops it (`cancel --running`)",
     Cancellation.TOO_LATE: "it has ended",
 }
 

@@ -630,11 +630,12 @@ class ProcessPool:
         """Drop a lane: the pool holds nothing more of its group."""
         if lane.group is not None:
             del self.lanes[lane.group]
-        if lane.blocked:
-            for job in lane.blocked:
+        kept = [job for job in lane.blocked if job in job.settler.held]  # else let go meanwhile
+        if kept:
+            for job in kept:
                 job.pool = None
                 self.release()
-            self._on_group_free(lane.blocked)
+            self._on_group_free(kept)
 
 
 def waits_in(pool: ProcessPool) -> Mapping[WaitReason, int]:

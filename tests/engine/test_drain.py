@@ -281,6 +281,7 @@ class TestRevival:
         async with running(config, sender=FakeSender(takes=10)) as rig:
             p, late = rig.pool(), make_job("late")
             late.settler = rig.manager.consumers["q"].connections[0].settler
+            late.settler.hold([late])
             await rig.publish(*grouped("x", group="other"), *grouped("a"))
             await asyncio.sleep(3)
             p.drain()
@@ -292,6 +293,7 @@ class TestRevival:
             assert state is State.WAITING
             assert nacked(rig) == [(3, "a", 0)]
             assert late.state is State.QUEUED
+            late.settler.release(late)  # its broker knows nothing of it
 
     @pytest.mark.rule("MED-2")
     async def test_a_message_withdrawn_between_its_tries_starts_again(self) -> None:

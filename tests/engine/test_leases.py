@@ -416,6 +416,25 @@ async def test_a_lease_that_is_lost_while_its_queue_drains_is_over() -> None:
         assert dict(one.rig.manager.registry.ledger.ended)[Fate.FORFEITED] == 1
 
 
+@pytest.mark.rule("CFG-10", "CFG-6")
+async def test_a_pool_that_drains_while_a_lease_is_lost_counts_no_message_twice() -> None:
+    server = LeaseServer()
+    sender = FakeSender(takes=100)
+    async with router(server, "one", [free("q")], sender=sender) as one:
+        await asyncio.sleep(1)
+        await one.rig.publish(*grouped("a"), queue=free("q"))
+        await asyncio.sleep(1)
+        await one.leases.apply(RoutingConfig((free("q"),), (pool("Q"),)))
+        (draining,) = one.rig.manager.draining_pools.values()
+        await one.rig.publish(*grouped("b"), queue=free("q"))  # waits until its group is free
+        await asyncio.sleep(1)
+        assert draining.held == 2
+        server.of("q").owner = "other"
+        await asyncio.sleep(15)
+
+        assert draining.held == 0
+
+
 @pytest.mark.rule("CFG-10")
 async def test_at_its_end_a_router_gives_all_its_leases_back() -> None:
     server = LeaseServer()

@@ -528,9 +528,3 @@ def unsettled_messages_come_late() -> None:
 def copies_pass_what_was_returned() -> None:
     """A copy that waited for a message is delivered when that goes back to its group."""
     _replace(Settler, "keeps_in_group", lambda *_: False)
-
-
-@strict_bug
-def replay_parts_a_group() -> None:
-    """Once a letter is replayed, what comes goes to the store, past what is here of its group."""
-    _replace(QueueOrder, "_is_behind_direct", lambda *_: False)

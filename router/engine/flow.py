@@ -25,6 +25,7 @@ import asyncio
 import heapq
 from collections import Counter, OrderedDict, deque
 from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from msgspec import Struct
@@ -45,6 +46,7 @@ from router.ports import PoolFilter, PoolSelector, Traits
 
 REMEMBERED_SECONDS: Final = 600.0  # pools and targets of a queue
 MAX_POOLS_REMEMBERED: Final = 1_000  # of one queue, by the code that messages name
+MAX_POOLS_LOOKED_AT: Final = 100  # by a first receive: there may be 40,000 pools and 1,000 queues
 MAX_TARGETS_REMEMBERED: Final = 100  # of one queue: one that works is enough
 DEFERRED_LOOK_AHEAD_MESSAGES: Final = 10_000
 HELD_LOOK_AHEAD_MESSAGES: Final = 2_000
@@ -242,7 +244,8 @@ class FlowControl:
         come then that does not fit.
         """
         if not self._noted and self._pools and traits.selector is not None:
-            room = max(pool.lasting_room for pool in self._pools.values())
+            some = islice(self._pools.values(), MAX_POOLS_LOOKED_AT)
+            room = max(pool.lasting_room for pool in some)
             return max(min(room, self.most), 1)
         room = 0
         for code in self._noted:

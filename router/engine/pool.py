@@ -630,8 +630,8 @@ class ProcessPool:
         """Drop a lane: the pool holds nothing more of its group."""
         if lane.group is not None:
             del self.lanes[lane.group]
-        kept = [job for job in lane.blocked if job in job.settler.held]  # else let go meanwhile
-        if kept:
+        if lane.blocked:
+            kept = [job for job in lane.blocked if job in job.settler.held]  # else let go meanwhile
             for job in kept:
                 job.pool = None
                 self.release()

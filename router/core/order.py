@@ -69,7 +69,7 @@ class StoredGroups:
     def end(self, group: GroupKey, *, forget: bool = False) -> None:
         """Note that a message has arrived, or does not go there after all.
 
-        `forget`: nobody asks whether the group is stored, because everything is.
+        `forget`: no one asks whether the group is stored, because everything is.
         """
         pool, name = group
         self._moving[pool][name] -= 1

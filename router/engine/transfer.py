@@ -6,7 +6,7 @@ back: from there messages are received, delivered and retried like those of any 
 
 All moves of a queue go one after the other, in the order in which they were asked for.
 
-Of a shared queue, everything moves there as soon as it is received (ORD-13). Then nobody has to
+Of a shared queue, everything moves there as soon as it is received (ORD-13). Then no one has to
 know which groups are stored.
 """
 

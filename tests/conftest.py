@@ -1,14 +1,16 @@
 """On which clock async tests run, and which of them share a process."""
 
 import asyncio
+import gc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from router.runtime import tune_for_service
 from tests.simulation.loop import SimLoop
 from tests.support import compatibility
 from tests.support.virtual_time import VirtualTimeLoop
@@ -35,6 +37,22 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, Mapping[str, Any
     mark = request.node.get_closest_marker("clock")
     clock = mark.args[0] if mark else "virtual" if tier in VIRTUAL_TIERS else "real"
     return "asyncio", {"loop_factory": CLOCKS[clock]}
+
+
+@pytest.fixture(autouse=True)
+def garbage_as_in_service(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Time what is timed with the garbage collection of the router.
+
+    Pytest holds thousands of tests. To look at all of them stops a thread for 0.2 s.
+    """
+    if not request.node.get_closest_marker("timing"):
+        yield
+        return
+    threshold = gc.get_threshold()
+    tune_for_service()
+    yield
+    gc.set_threshold(*threshold)
+    gc.unfreeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -64,6 +64,8 @@ _DAY_SECONDS: Final = 24 * _HOUR
 _YEAR_SECONDS: Final = 365 * _DAY_SECONDS
 _LEAST_STORE_BYTES: Final = 2 * 1024**2  # one dead letter of the largest size fits
 _TIB: Final = 1024**4
+MIN_POLL: Final = 0.01  # seconds
+MAX_POLL: Final = 60
 OTLP_HTTP: Final = "http/protobuf"
 OTLP_COLLECTOR: Final = "http://localhost:4318"  # where OpenTelemetry expects it
 
@@ -94,7 +96,7 @@ class Settings:
         "name of this router in `workerId` of messages, before a part that no other process has; "
         "if not set: the host name")
     poll_interval: float | None = optional(
-        "MESSAGE_ROUTER_POLL_INTERVAL", seconds(0.01, 60),
+        "MESSAGE_ROUTER_POLL_INTERVAL", seconds(MIN_POLL, MAX_POLL),
         "longest pause between two looks into an idle queue on SQLite, PostgreSQL or PGMQ that "
         "no notification announces; if not set: 80 ms on SQLite, else 1 s")
     look_ahead_bytes: int = env(

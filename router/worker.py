@@ -59,12 +59,12 @@ from msgspec import Struct
 from router.brokers.catalog import broker_variables
 from router.core.config import (
     COMMAND_BUS,
-    DefaultRetry,
     RetryPolicy,
     RoutingConfig,
     with_reply_names,
 )
 from router.core.config_document import read_document
+from router.core.config_entry import retry_entry
 from router.core.message import DEFAULT_POOL
 from router.core.state import Health, RouterState, StandbyStatus, SyncCounts, assess
 from router.core.target import is_local_name
@@ -92,7 +92,7 @@ from router.outbound.handlers import (
 )
 from router.ports import Conflict, Unknown
 from router.setting_values import dead_letter_url
-from router.settings import Settings
+from router.settings import MAX_POLL, MIN_POLL, Settings
 from router.wiring import open_brokers, open_engine, open_letters, order_store
 
 __all__ = [
@@ -194,10 +194,14 @@ class Worker:
         _check_positive(concurrency=concurrency, rate_limit=rate_limit, threads=threads)
         _check_positive(visibility_timeout=visibility_timeout, time_limit=time_limit)
         _check_positive(poll_interval=poll_interval)
+        if poll_interval is not None and not MIN_POLL <= poll_interval <= MAX_POLL:
+            raise ValueError(f"poll_interval must be {MIN_POLL} to {MAX_POLL}, not {poll_interval}")
+        if retry is not None and not isinstance(retry, RetryPolicy):
+            raise ValueError(f"retry must be a RetryPolicy, not {retry!r}")
+        if domain is not None and not domain.strip():
+            raise ValueError("domain must not be blank")
         self.domain = domain
         settings = _settings(os.environ)
-        if retry is not None:
-            settings = replace(settings, default_retry=DefaultRetry.of_all(retry))
         if dead_letters is not None:
             settings = replace(settings, dead_letter_url=dead_letter_url(dead_letters))
         if poll_interval is not None:
@@ -207,6 +211,7 @@ class Worker:
             "concurrency": concurrency,
             "takeAhead": take_ahead,
             "rateLimitPerMinute": rate_limit,
+            "retry": retry_entry(retry),
         }
         queue = {
             "queueUri": queue_uri if domain is None else _queue_of(queue_uri, domain),
@@ -243,7 +248,8 @@ class Worker:
 
     @property
     def is_running(self) -> bool:
-        return self._manager is not None
+        """Whether it handles messages. False as soon as it is to stop."""
+        return self._manager is not None and not self._stopping.is_set()
 
     @property
     def in_flight_count(self) -> int:
@@ -435,7 +441,7 @@ def _queue_of(uri: str, domain: str) -> str:
 
 def _config(
     queue: Mapping[str, object],
-    limits: Mapping[str, int | None],
+    limits: Mapping[str, object],
     reply_queues: Mapping[str, str],
     settings: Settings,
 ) -> RoutingConfig:

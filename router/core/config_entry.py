@@ -625,7 +625,7 @@ def queue_entry(queue: QueueConfig) -> _QueueEntry:
         max_messages=queue.max_messages,
         look_ahead=queue.look_ahead,
         max_age_seconds=queue.max_age,
-        retry=_retry_entry(queue.retry),
+        retry=retry_entry(queue.retry),
         ordering=None if queue.ordering is None else queue.ordering.value,
         on_failure=None if queue.on_failure is None else queue.on_failure.value,
         on_dead_letter="hold" if queue.holds_letters else None,
@@ -643,7 +643,7 @@ def pool_entry(pool: PoolConfig) -> _PoolEntry:
         rate_limit_per_minute=pool.rate_per_minute,
         rate_limit_burst=pool.burst,
         ungrouped="parallel" if pool.parallel_ungrouped else None,
-        retry=_retry_entry(pool.retry),
+        retry=retry_entry(pool.retry),
         timeout_ms=None if pool.timeout is None else round(pool.timeout * 1000),
         take_ahead=pool.take_ahead,
         fair_share=_share_entry(pool.fair_share),
@@ -662,7 +662,7 @@ def _share_entry(share: FairShare) -> Literal["tenant", "none"] | None:
             return None
 
 
-def _retry_entry(policy: RetryPolicy | None) -> _RetryEntry | None:
+def retry_entry(policy: RetryPolicy | None) -> _RetryEntry | None:
     if policy is None:
         return None
     return _RetryEntry(

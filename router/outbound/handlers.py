@@ -81,6 +81,9 @@ Next = AsyncHandler  # what a middleware calls to go on
 Middleware = Callable[[Command, Context, Next], Awaitable[object]]
 
 
+_Calls = SimpleQueue[Callable[[], None] | None]
+
+
 class Threads(Protocol):
     def run(self, call: Callable[[], object]) -> asyncio.Future[object]:
         """Call it in a thread. The future gets what it returns or raises, unless cancelled."""
@@ -94,7 +97,7 @@ class HandlerThreads:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._calls = _Calls()
         self._started = 0
         self._waiting = 0  # calls that have not returned yet
 
@@ -106,19 +109,15 @@ class HandlerThreads:
         if self._started < min(self._waiting, self._most):
             self._started += 1
             name = f"handler-{self._started}"
-            threading.Thread(target=self._serve, name=name, daemon=True).start()
+            threading.Thread(target=_serve, args=(self._calls,), name=name, daemon=True).start()
         self._calls.put(partial(self._call, call, context, future, loop))
         return future
 
     def close(self) -> None:
         for _ in range(self._started):
             self._calls.put(None)
-        self._started = 0
-
-    def _serve(self) -> None:
-        while (call := self._calls.get()) is not None:
-            call()
-            del call  # it holds a message
+        # One that is stuck takes its word to end when it has returned: not a thread of later.
+        self._calls, self._started = _Calls(), 0
 
     def _call(
         self,
@@ -149,8 +148,47 @@ class HandlerThreads:
             future.set_exception(RuntimeError(f"the handler raised {type(error).__name__}"))
 
 
+def _serve(calls: _Calls) -> None:
+    while (call := calls.get()) is not None:
+        call()
+        del call  # it holds a message
+
+
 class _TimeLimitPassed(Exception):
-    """A plain function has returned, but too late."""
+    """A handler was cancelled, or has returned too late."""
+
+
+class _Watch:
+    """Notices that a plain function runs for longer than it may."""
+
+    def __init__(self, seconds: float | None, on_late: Callable[[], None]) -> None:
+        self.is_late = False
+        self._seconds = seconds
+        self._on_late = on_late
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Called by the thread: the function may have waited for it."""
+        if self._seconds is not None:
+            self._loop.call_soon_threadsafe(self._start, self._seconds)
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _start(self, seconds: float) -> None:
+        self._timer = self._loop.call_later(seconds, self._note_late)
+
+    def _note_late(self) -> None:
+        self.is_late = True
+        self._on_late()
+
+
+# The threads of one run. A middleware may call on from a task of its own, and stop to wait for it.
+_in_threads: contextvars.ContextVar[list[asyncio.Future[object]]] = contextvars.ContextVar(
+    "in_threads"
+)
 
 
 class HandlerTasks:
@@ -203,86 +241,109 @@ class HandlerTasks:
             payload = msgspec.json.decode(message.payload) if message.has_payload else None
             command = Command(message.id, target.host, payload, message.correlation_id)
             context = Context(task.attempt, task.max_attempts, task.extend, *_origin_of(message))
-            if self._time_limit is None or not _is_async(self._handlers[target.host]):
-                return _reply(await handle(command, context))
-            return await self._run_limited(handle, command, context, self._time_limit)
+            return _reply(await handle(command, context))
         except _TimeLimitPassed:
-            return self._too_late()
+            detail = f"the handler has not ended within {self._time_limit:g} s"
+            return NoReply(Cause.TASK_TIMEOUT, detail, code="TIME_LIMIT")
         except asyncio.CancelledError as error:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
             return _failure(target.host, error)  # the handler waited for something cancelled
-        except Exception as error:  # noqa: BLE001 - the bulkhead: a handler may raise anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the bulkhead: it may raise anything
             return _failure(target.host, error)
         finally:
             self.in_flight -= 1
             self.handled += 1
 
-    async def _run_limited(
-        self, handle: AsyncHandler, command: Command, context: Context, seconds: float
-    ) -> Answer:
-        """Cancel an async handler that runs for longer."""
-        timer = asyncio.timeout(seconds)
+    async def _in_time(self, running: Awaitable[object]) -> object:
+        """Cancel what is async and runs for longer than a handler may."""
+        timer = asyncio.timeout(self._time_limit)
         try:
             async with timer:
-                return _reply(await handle(command, context))
+                return await running
         except TimeoutError:
-            if not timer.expired():
-                raise  # its own
-            return self._too_late()
+            if timer.expired():
+                raise _TimeLimitPassed from None
+            raise  # its own
 
-    def _too_late(self) -> NoReply:
-        detail = f"the handler has not ended within {self._time_limit:g} s"
-        return NoReply(Cause.TASK_TIMEOUT, detail, detail, "TIME_LIMIT")
+    async def _run_in_time(self, chain: Next, command: Command, context: Context) -> object:
+        return await self._in_time(chain(command, context))
 
     async def _run_in_thread(self, handler: Handler, command: Command, context: Context) -> object:
         """Run a plain function, and wait for it even if it takes longer than it may."""
         turn = [partial(handler, command, context)]  # who takes it out decides whether it runs
-        is_late = False
+        watch = _Watch(self._time_limit, partial(self._note_stuck, command.type))
 
         def begin() -> object:
-            return turn.pop()()
-
-        def note_stuck() -> None:
-            nonlocal is_late
-            is_late = True
-            self.stuck += 1
-            self.stuck_total += 1
-            self._on_stuck(command.type)
-
-        def note_end(_: asyncio.Future[object]) -> None:
-            timer.cancel()
-            self.stuck -= is_late
+            call = turn.pop()
+            watch.begin()
+            return call()
 
         running = self._threads.run(begin)
-        if self._time_limit is not None:
-            timer = asyncio.get_running_loop().call_later(self._time_limit, note_stuck)
-            running.add_done_callback(note_end)
+        running.add_done_callback(partial(self._note_end, watch))
+        _in_threads.get().append(running)
         try:
             result = await asyncio.shield(running)
         except asyncio.CancelledError:
-            try:
+            with suppress(IndexError):
                 turn.pop()
-            except IndexError:
-                raise StillRunning(running) from None
-            running.cancel()
+                running.cancel()
             raise
-        if is_late:
+        if watch.is_late:
             raise _TimeLimitPassed
         # A function that returns what an async one returned is async in effect.
-        return await result if inspect.isawaitable(result) else result
+        return await self._in_time(result) if inspect.isawaitable(result) else result
+
+    def _note_stuck(self, command_type: str) -> None:
+        self.stuck += 1
+        self.stuck_total += 1
+        self._on_stuck(command_type)
+
+    def _note_end(self, watch: "_Watch", _: asyncio.Future[object]) -> None:
+        watch.end()
+        self.stuck -= watch.is_late
 
     def _chain(self) -> None:
         for command_type, handler in self._handlers.items():
             chain: AsyncHandler
-            if _is_async(handler):
+            if is_async := _is_async(handler):
                 chain = cast("AsyncHandler", handler)
             else:
                 chain = partial(self._run_in_thread, handler)
             for middleware in reversed(self._middleware):
                 chain = partial(_call_around, middleware, chain)
+            if not is_async:
+                chain = partial(_outlast, chain)
+            elif self._time_limit is not None:
+                chain = partial(self._run_in_time, chain)
             self._chains[command_type] = chain
+
+
+async def _outlast(chain: Next, command: Command, context: Context) -> object:
+    """Call a plain function with its middleware, and end only once it has returned.
+
+    A middleware may have stopped to wait for it: the message must not run twice at once.
+    """
+    calls: list[asyncio.Future[object]] = []
+    token = _in_threads.set(calls)
+    try:
+        return await chain(command, context)
+    finally:
+        _in_threads.reset(token)
+        left = [each for each in calls if not each.done()]
+        if left:
+            await _end_of(left)
+
+
+async def _end_of(calls: list[asyncio.Future[object]]) -> None:
+    """Wait for the ends of threads. If that is cancelled, raise StillRunning."""
+    current = asyncio.current_task()
+    with suppress(asyncio.CancelledError):
+        if current is not None and not current.cancelling():
+            await asyncio.wait(calls)
+            return
+    raise StillRunning(asyncio.gather(*calls, return_exceptions=True)) from None
 
 
 def _origin_of(message: Message) -> tuple[str | None, ...]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -151,6 +152,7 @@ async def test_stop_waits_for_handlers_and_stop_now_does_not(site: Site) -> None
     stopping = asyncio.ensure_future(worker.stop(timeout=30))
     await asyncio.sleep(0.2)
     assert (stopping.done(), worker.in_flight_count) == (False, 1)
+    assert not worker.is_running
     release.set()
     await stopping
     assert (ended, site.unsettled()) == (["a"], set())
@@ -304,6 +306,24 @@ async def test_numbers_that_make_no_sense_are_refused(
 ) -> None:
     (name,) = options
     with pytest.raises(ValueError, match=f"{name} must be more than 0"):
+        worker_on(site, **options)
+
+
+@pytest.mark.rule("CMD-9")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"retry": {"maxAttempts": 3}}, "retry must be a RetryPolicy, not {'maxAttempts': 3}"),
+        ({"retry": RetryPolicy(max_attempts=0)}, "retry.maxAttempts: must be above 0"),
+        ({"retry": RetryPolicy(schedule=(-1.0,))}, "retry.backoff: must not be negative"),
+        ({"poll_interval": 61}, "poll_interval must be 0.01 to 60, not 61"),
+        ({"domain": " "}, "domain must not be blank"),
+    ],
+)
+async def test_what_a_worker_cannot_be_given_is_refused_at_once(
+    site: Site, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
         worker_on(site, **options)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 
 import msgspec
 import pytest
@@ -205,6 +206,21 @@ async def test_a_handler_that_waits_for_something_cancelled_has_failed(worker: W
             waiting = asyncio.get_running_loop().create_future()
             waiting.cancel()
             await waiting
+
+    async with running(pool(retry=POLICY), handles=worker._tasks) as rig:
+        await rig.publish(command())
+        await asyncio.sleep(20)
+
+        assert rig.witness.nacks == [(0, "a", 10)]
+        assert rig.is_empty
+
+
+@pytest.mark.rule("CMD-9")
+async def test_a_handler_that_would_end_the_program_has_failed(worker: Worker) -> None:
+    @worker.handler("paid")
+    async def paid(_: Command, context: Context) -> None:
+        if context.attempt == 1:
+            sys.exit("no such option")
 
     async with running(pool(retry=POLICY), handles=worker._tasks) as rig:
         await rig.publish(command())

@@ -3,12 +3,21 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
 from router.core.config import RetryPolicy
 from router.core.history import Fate
-from router.outbound.handlers import Command, Context, HandlerTasks, Next, Permanent, Transient
+from router.outbound.handlers import (
+    Command,
+    Context,
+    HandlerTasks,
+    Middleware,
+    Next,
+    Permanent,
+    Transient,
+)
 from tests.support.rig import body, pool, running
 
 pytestmark = pytest.mark.anyio
@@ -21,32 +30,38 @@ class FakeThreads:
     """Calls on the event loop, each after a while, and knows no way to stop them."""
 
     takes: float = 1.0
+    most: int = 100
     open: int = 0
     most_open: int = 0
     ended: list[float] = field(default_factory=list)
+    waiting: list[tuple[Callable[[], object], asyncio.Future[object]]] = field(default_factory=list)
 
     def run(self, call: Callable[[], object]) -> asyncio.Future[object]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[object] = loop.create_future()
-        self.open += 1
-        self.most_open = max(self.most_open, self.open)
-        result: object = None
-        raised: Exception | None = None
-        try:
-            result = call()
-        except Exception as error:  # noqa: BLE001 - as a thread does
-            raised = error
-
-        def end() -> None:
-            self.open -= 1
-            self.ended.append(loop.time())
-            if raised is not None:
-                future.set_exception(raised)
-            else:
-                future.set_result(result)
-
-        loop.call_later(self.takes, end)
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self.waiting.append((call, future))
+        self._begin()
         return future
+
+    def _begin(self) -> None:
+        while self.waiting and self.open < self.most:
+            call, future = self.waiting.pop(0)
+            if future.cancelled():
+                continue
+            self.open += 1
+            self.most_open = max(self.most_open, self.open)
+            loop = asyncio.get_running_loop()
+            try:
+                result = call()
+            except Exception as error:  # noqa: BLE001 - as a thread does
+                loop.call_later(self.takes, self._end, partial(future.set_exception, error))
+            else:
+                loop.call_later(self.takes, self._end, partial(future.set_result, result))
+
+    def _end(self, tell: Callable[[], None]) -> None:
+        self.open -= 1
+        self.ended.append(asyncio.get_running_loop().time())
+        tell()
+        self._begin()
 
     def close(self) -> None: ...
 
@@ -170,6 +185,71 @@ async def test_what_a_stuck_function_raises_in_the_end_is_a_failure_like_any(
 
 
 @pytest.mark.rule("CMD-9")
+async def test_the_time_that_a_function_waits_for_a_thread_does_not_count(shop: Workshop) -> None:
+    shop.threads.most, shop.threads.takes = 1, 4
+    shop.tasks.register("t", lambda _command, _context: None)
+    async with running(pool(retry=RetryPolicy(1)), handles=shop.tasks) as rig:
+        await rig.publish(*(command(each, messageGroupId=each) for each in "abc"))
+        await asyncio.sleep(30)
+
+        assert shop.threads.ended == [4, 8, 12]
+        assert shop.stuck == []
+        assert not rig.letters.letters
+
+
+async def give_up_waiting(command: Command, context: Context, following: Next) -> object:
+    async with asyncio.timeout(2):
+        return await following(command, context)
+
+
+async def give_up_waiting_for_a_task(command: Command, context: Context, following: Next) -> object:
+    return await asyncio.wait_for(following(command, context), 2)
+
+
+GIVING_UP = pytest.mark.parametrize("middleware", [give_up_waiting, give_up_waiting_for_a_task])
+
+
+@GIVING_UP
+@pytest.mark.rule("CMD-9", "P2")
+async def test_a_middleware_that_gives_up_waiting_does_not_let_a_function_run_twice_at_once(
+    shop: Workshop, middleware: Middleware
+) -> None:
+    shop.threads.takes = 90
+    shop.tasks.register("t", lambda _command, _context: "too late")
+    shop.tasks.wrap(middleware)
+    async with running(pool(retry=POLICY), handles=shop.tasks) as rig:
+        await rig.publish(command("a"), command("b"))
+        await asyncio.sleep(80)
+        assert shop.threads.open == 1
+        shop.threads.takes = 1
+        await asyncio.sleep(100)
+
+        assert shop.threads.ended == [90, 101, 102]
+        assert (shop.threads.most_open, shop.tasks.stuck, shop.tasks.stuck_total) == (1, 0, 1)
+        assert rig.is_empty
+
+
+@GIVING_UP
+@pytest.mark.parametrize("after", [1, 10])
+@pytest.mark.rule("CMD-9", "P2")
+async def test_nor_does_a_stop_while_a_middleware_waits_or_has_given_up(
+    shop: Workshop, middleware: Middleware, after: float
+) -> None:
+    shop.threads.takes = 1000
+    shop.tasks.register("t", lambda _command, _context: None)
+    shop.tasks.wrap(middleware)
+    async with running(pool(retry=POLICY), handles=shop.tasks) as rig:
+        await rig.publish(command("a"))
+        await asyncio.sleep(after)
+        for each in rig.manager.pools.values():
+            each.runner.abort()
+        await asyncio.sleep(1)
+
+        assert rig.witness.nacks == []
+        assert rig.manager.registry.ledger.ended[Fate.FORFEITED] == 1
+
+
+@pytest.mark.rule("CMD-9")
 async def test_a_thread_that_outlives_a_stop_leaves_its_message_to_the_lease(
     shop: Workshop,
 ) -> None:
@@ -240,6 +320,20 @@ async def test_a_function_that_returns_something_to_await_is_awaited(shop: Works
 
         assert rig.is_empty
         assert not rig.letters.letters
+
+
+@pytest.mark.rule("CMD-9")
+async def test_what_a_function_returns_to_await_has_the_time_limit_of_an_async_handler(
+    shop: Workshop,
+) -> None:
+    shop.tasks.register("t", lambda _command, _context: asyncio.sleep(60))
+    async with running(pool(retry=RetryPolicy(1)), handles=shop.tasks) as rig:
+        await rig.publish(command())
+        await asyncio.sleep(10)
+
+        (letter,) = rig.letters.letters
+        assert letter.error == "the handler has not ended within 5 s"
+        assert letter.reason.value == "RETRIES_EXHAUSTED"
 
 
 class PlainCallable:

@@ -76,6 +76,19 @@ async def test_a_cancelled_call_that_has_not_begun_never_does() -> None:
 
 
 @pytest.mark.rule("CMD-9")
+async def test_a_stuck_thread_of_before_ends_and_no_other_in_its_place() -> None:
+    threads, gate = HandlerThreads(1), threading.Event()
+    stuck = threads.run(lambda: gate.wait(10))
+    threads.close()  # and then the worker is started again
+
+    assert await asyncio.wait_for(threads.run(lambda: "later"), 10) == "later"
+    gate.set()
+    assert await stuck is True
+    assert await asyncio.wait_for(threads.run(lambda: "again"), 10) == "again"
+    threads.close()
+
+
+@pytest.mark.rule("CMD-9")
 def test_a_thread_that_ends_after_the_event_loop_does_no_harm() -> None:
     threads, gate = HandlerThreads(1), threading.Event()
 

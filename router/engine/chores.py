@@ -99,10 +99,10 @@ class Chores:
         """Return what waits for longer than its broker allows, before it is taken away (BRK-5)."""
         now = asyncio.get_running_loop().time()
         manager = self._manager
-        overdue = [pool.take_overdue(now) for pool in manager.pools.values()]
-        overdue += [consumer.flow.take_overdue(now) for consumer in manager.consumers.values()]
-        for jobs in overdue:
-            await nack_all([Return(job, ReturnReason.OVERDUE) for job in jobs])
+        flows = [consumer.flow for consumer in manager.consumers.values()]
+        overdue = [job for pool in manager.pools.values() for job in pool.take_overdue(now)]
+        overdue += [job for flow in flows for job in flow.take_overdue(now)]
+        await nack_all([Return(job, ReturnReason.OVERDUE) for job in overdue])
 
     async def measure_queues(self) -> None:
         consumers = self._manager.consumers

@@ -286,7 +286,7 @@ class DeliveryRunner:
                 await job.settler.nack([Return(job, ReturnReason.STOPPED)])
                 return
             # Its lease has ended: it may be someone else's by now, so its group goes, too (BRK-5).
-            for each in (job, *lane.take_all()):
+            for each in with_held(lane, [job, *lane.take_all()]):
                 each.settler.forfeit(each)
             return
         job.metric = outcome.rule.metric
@@ -582,6 +582,12 @@ def _takes_group(lane: Lane, head: Return) -> bool:
 def _take_behind(lane: Lane, job: Job) -> Sequence[Job]:
     """Take out what stands behind a job in its group, as far as they go back together."""
     return [*lane.take_scope(job.failure_scope), *job.settler.flow.take_waiting(job)]
+
+
+def with_held(lane: Lane, jobs: Sequence[Job]) -> list[Job]:
+    """Return jobs of a lane and what is held behind them until their pool has room (ROUTE-5)."""
+    ends = {} if lane.group is None else {job.settler.flow: job for job in jobs}
+    return [*jobs, *(held for flow, job in ends.items() for held in flow.take_waiting(job))]
 
 
 def _log_failure(job: Job, outcome: Outcome, follows: str) -> None:

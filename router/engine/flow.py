@@ -56,6 +56,7 @@ RATE_MINUTES: Final = 2  # the current one and the one before: at least a whole 
 DEFERRED_STEP_SECONDS: Final = 0.05  # between two deferred messages of a group
 BEHIND_SECONDS: Final = 1.0  # until one comes back that waits only for those in front of it
 DARK_RECEIVES: Final = 3  # one after the other, until a queue is only probed
+BUDGET_LOOK_SECONDS: Final = 1.0  # between two looks at a byte budget that is used up
 OVERDUE_SECONDS: Final = 60.0  # a deferred message that is later than this went elsewhere
 
 
@@ -261,7 +262,7 @@ class FlowControl:
         if not others_have_room and now < self._search.due_at:
             return None
         left = self._look_ahead(traits) - self.waiting - self.deferred.count(now)
-        if left > 0 and not self._budget.is_used_up:
+        if left > 0 and (self._defers(traits) or not self._budget.is_used_up):
             if traits.window is not None:
                 traits.window.widen(self._look_ahead(traits))
             return Ask(min(self.most, left))
@@ -281,7 +282,9 @@ class FlowControl:
     def patience(self) -> float | None:
         """Return after how many seconds to ask again; None: when a pool has room."""
         now = self._loop.time()
-        ends = (self._probe_at, self._search.due_at, self.deferred.next_due)
+        # Nobody tells when other queues hold less.
+        again = now + BUDGET_LOOK_SECONDS if self._budget.is_used_up else NEVER
+        ends = (self._probe_at, self._search.due_at, self.deferred.next_due, again)
         return min((end - now for end in ends if now < end < NEVER), default=None)
 
     @property
@@ -324,8 +327,11 @@ class FlowControl:
             self._pools.watch(code, self)
         return PoolFilter(frozenset(full), excludes=True)
 
+    def _defers(self, traits: Traits) -> bool:
+        return traits.defers and not self._only_holds
+
     def _look_ahead(self, traits: Traits) -> int:
-        if not traits.defers or self._only_holds:
+        if not self._defers(traits):
             return self._queue.look_ahead or HELD_LOOK_AHEAD_MESSAGES
         most = self._queue.look_ahead or DEFERRED_LOOK_AHEAD_MESSAGES
         return most if traits.defer_limit is None else min(most, traits.defer_limit)
@@ -334,6 +340,13 @@ class FlowControl:
         self.is_used_up = True
         counts = Counter({code: len(line) for code, line in self._lines.items()})
         counts.update(self.deferred.by_pool)
+        if not counts:
+            self._warn(
+                Code.LOOK_AHEAD,
+                f"other queues hold so much for full pools that {self._queue.name} may hold none: "
+                "pools wait behind full ones. Raise MESSAGE_ROUTER_LOOK_AHEAD_BYTES",
+            )
+            return
         named = max(counts, key=counts.__getitem__)
         code = named if named in self._pools else DEFAULT_POOL
         self._warn(
@@ -432,7 +445,7 @@ class FlowControl:
                 is_full = not self._is_open(_code(job)) and not self._is_choosy(_code(job))
                 full = Return(job, ReturnReason.NO_ROOM, 0.0)
                 back.append(full if is_full else self._defer(job, now, least=MIN_RETURN_SECONDS))
-            elif traits.defers and not self._only_holds and not self._may_hold(job, now):
+            elif self._defers(traits) and not self._may_hold(job, now):
                 back.append(self._defer(job, now, keep_order=traits.ordered_here))
             else:
                 self._hold(job)
@@ -493,7 +506,9 @@ class FlowControl:
         """Return whether its pool will take it soon, so that it need not be deferred."""
         # By pool: a slow one that has just begun must not take the places of the others.
         held = len(self._line_of(job))
-        if held >= self.most or (self.deferred and self.deferred.is_behind(job, now)):
+        if held >= self.most or self._budget.is_used_up:
+            return False
+        if self.deferred and self.deferred.is_behind(job, now):
             return False
         rate = self._rate(job, now)
         if not rate:  # it has just begun, or delivers nothing

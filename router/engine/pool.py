@@ -22,7 +22,7 @@ from router.core.returning import ReturnReason
 from router.core.target import origin_of
 from router.core.warnings import Code
 from router.engine.alerts import Warn
-from router.engine.delivery import DeliveryRunner, nack_all
+from router.engine.delivery import DeliveryRunner, nack_all, with_held
 from router.engine.job import Job, Return
 from router.engine.lanes import Flow, Lane, Lanes, ordering_group
 from router.engine.limits import Permits, RateLimiter
@@ -220,7 +220,7 @@ class ProcessPool:
         taken: list[Job] = []
         for lane, first in self.lanes.overdue(now, self.parked_lanes()):
             jobs = lane.take_from(first)
-            taken += jobs
+            taken += with_held(lane, jobs)
             self._note_taken(lane, jobs)
         return taken
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.core.flow import SEARCH_PAUSES_SECONDS
-from router.core.history import Fate
+from router.core.history import Fate, State
 from router.core.outcome import Cause, NoReply, Reply
 from router.core.returning import (
     DEFAULT_DELAY_SECONDS,
@@ -18,8 +18,11 @@ from router.core.returning import (
     RETURNS,
     ReturnReason,
 )
+from router.core.warnings import Code
 from router.engine.breaker import OPEN_SECONDS
+from router.engine.chores import Chores
 from router.engine.flow import (
+    BUDGET_LOOK_SECONDS,
     DEFERRED_STEP_SECONDS,
     MAX_POOLS_REMEMBERED,
     OVERDUE_SECONDS,
@@ -233,6 +236,47 @@ async def test_all_queues_together_hold_no_more_bytes_than_allowed() -> None:
         assert budget.used == 0
 
 
+@pytest.mark.rule("ROUTE-5", "P5", "OPS-2")
+async def test_a_queue_that_may_not_look_ahead_for_what_others_hold_says_so_and_goes_on() -> None:
+    queue = scripted(HOLD)
+    sender = FakeSender(takes=1e6, takes_for=dict.fromkeys(["first", "last"], 0.01))
+    pools, brokers = (pool("P", 1), pool("Q")), Scripted(q=queue)
+    async with running(*pools, sender=sender, brokers=brokers, look_ahead_bytes=1) as rig:
+        hand_over(queue, "Q", ["first"])
+        hand_over(queue, "P", numbered("m", 49))
+        await asyncio.sleep(1)
+        flow, budget = rig.manager.consumers["q"].flow, rig.manager.deps.look_ahead_bytes
+        budget.used += 1  # by another queue
+        hand_over(queue, "P", ["m49", "m50"])
+        await asyncio.sleep(1)
+        hand_over(queue, "Q", ["last"])
+        await asyncio.sleep(1)
+        before = flow.waiting, flow.is_used_up, "last" in sender.ids
+        budget.used -= 1
+        await asyncio.sleep(BUDGET_LOOK_SECONDS)
+
+        assert before == (0, True, False)
+        assert "MESSAGE_ROUTER_LOOK_AHEAD_BYTES" in str(rig.warnings)
+        assert Code.LOOK_AHEAD in rig.codes
+        assert "last" in sender.ids
+        assert (len(brokers.opened), flow.is_used_up) == (1, False)
+
+
+@pytest.mark.rule("ROUTE-5", "P5")
+async def test_a_queue_that_defers_looks_ahead_whatever_others_hold() -> None:
+    queue, sender = scripted(DEFER, redelivers=True), slow_sender()
+    pools = (pool("SLOW", 1), pool("FAST"))
+    async with running(*pools, sender=sender, brokers=Scripted(q=queue), look_ahead_bytes=1) as rig:
+        rig.manager.deps.look_ahead_bytes.used += 1  # by another queue
+        hand_over(queue, "SLOW", SLOW)
+        hand_over(queue, "FAST", FAST)
+        await asyncio.sleep(2)
+
+        assert max(times_of(sender, FAST)) <= 1
+        assert rig.manager.consumers["q"].flow.waiting == 0
+        assert Code.LOOK_AHEAD not in rig.codes
+
+
 @pytest.mark.rule("ROUTE-5")
 async def test_a_broker_that_pushes_is_told_how_much_is_held_at_most_once_a_pool_is_full() -> None:
     window = Window()
@@ -431,6 +475,46 @@ async def test_what_is_held_for_too_long_goes_back_with_all_of_its_group_behind_
         for job in overdue:
             job.settler.forfeit(job)
         await asyncio.sleep(1)
+
+
+@pytest.mark.rule("BRK-5", "ROUTE-5", "P3")
+async def test_what_is_held_of_a_group_goes_back_behind_what_was_too_long_in_its_pool() -> None:
+    queue = scripted(Traits(ordered_here=True, hold_seconds=300), redelivers=True)
+    pools = (pool("P", 1), pool("Q"))
+    sender = FakeSender(takes=1, takes_for={"long": 315})
+    async with running(*pools, sender=sender, brokers=Scripted(q=queue)) as rig:
+        hand_over(queue, "P", ["long"])
+        hand_over(queue, "P", ["a"], group="g")
+        hand_over(queue, "P", numbered("m", 50), group="h")  # they fill the pool
+        await asyncio.sleep(200)
+        hand_over(queue, "P", ["b"], group="g")
+        await asyncio.sleep(110)
+        await Chores(rig.manager, rig.breakers, rig.alerts).nack_overdue()
+        back = [handle for _, handle, _ in queue.nacked]
+        await asyncio.sleep(200)
+
+        assert back.index("a") < back.index("b")
+        assert [each for each in sender.ids if each in "ab"] == ["a", "b"]
+        assert [each for each in sender.ids if each[0] == "m"] == numbered("m", 50)
+
+
+@pytest.mark.rule("BRK-5", "ROUTE-5", "P3")
+async def test_what_is_held_of_a_group_goes_back_behind_one_that_lost_its_lease() -> None:
+    queue = scripted(HOLD)
+    pools = (pool("P", 1), pool("Q"))
+    sender = FakeSender(takes=1, takes_for={"long": 100})
+    async with running(*pools, sender=sender, brokers=Scripted(q=queue)) as rig:
+        hand_over(queue, "P", ["long"])
+        queue.hand_over(handed(body("a", poolCode="P", messageGroupId="g"), "a", "a", lease=50))
+        hand_over(queue, "P", numbered("m", 55), group="h")  # they fill the pool
+        hand_over(queue, "P", ["b"], group="g")
+        await asyncio.sleep(1)
+        (state,) = [job.state for job in rig.manager.registry.tracker if job.message.id == "b"]
+        await asyncio.sleep(200)
+
+        assert state is State.WAITING
+        assert queue.nacked == [(100, "b", 0.0)]
+        assert sender.ids == ["long", *numbered("m", 55)]
 
 
 @pytest.mark.rule("ROUTE-5", "OPS-4", "CFG-7")

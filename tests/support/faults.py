@@ -1,6 +1,7 @@
 """Brokers that go wrong on purpose: one with a plug to pull, one that does what a test says."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -191,9 +192,11 @@ class _Connection:
             (now(), item.handle, item.delay) for item in items if item.handle not in bad
         ]
         if self._queue.redelivers:
+            again: defaultdict[float, list[ReceivedMessage]] = defaultdict(list)
             for item in items:
-                again = self._queue.out[item.handle]
-                asyncio.get_running_loop().call_later(item.delay, self._queue.hand_over, again)
+                again[item.delay].append(self._queue.out[item.handle])
+            for delay, messages in again.items():
+                asyncio.get_running_loop().call_later(delay, self._queue.hand_over, *messages)
         return [bad[item.handle] for item in items if item.handle in bad]
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:

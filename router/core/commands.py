@@ -53,7 +53,7 @@ def failure_of(message: Message, tries: Sequence[Try], why: GiveUp) -> Failure:
 class _CommandReply(Struct, omit_defaults=True):
     """A reply in the field names of a command bus (CMD-7)."""
 
-    command_id: str
+    command_id: str | None
     outcome: str
     correlation_id: str | None = None
     result: Raw | None = None
@@ -63,12 +63,12 @@ class _CommandReply(Struct, omit_defaults=True):
 
 
 def reply_body(message: Message, ending: Ending) -> bytes:
-    """Return what goes to the reply queue (CMD-3)."""
+    """Return what goes to the reply queue (CMD-3). An id that could not be read is null."""
     if message.origin is not None:
         failure = ending.failure
         return _encode(
             _CommandReply(
-                command_id=message.id,
+                command_id=message.id or None,
                 outcome=outcome_of(ending),
                 correlation_id=message.correlation_id,
                 result=None if ending.result is None else Raw(ending.result),
@@ -78,7 +78,7 @@ def reply_body(message: Message, ending: Ending) -> bytes:
             )
         )
     reply: dict[str, object] = {
-        "messageId": message.id,
+        "messageId": message.id or None,
         "correlationId": message.correlation_id,
         "outcome": outcome_of(ending),
     }

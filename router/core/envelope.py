@@ -5,6 +5,7 @@ message stays what it was: dead letters keep it, and a replay is read by the rou
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Final
 
 import msgspec
@@ -51,14 +52,11 @@ class _Command(Struct):
     created_at: Raw = _NOTHING
 
 
-_Id = Annotated[str, Meta(min_length=1, max_length=512)]
-
-
 class _BrokenCommand(Struct):
     """The readable part of a command that makes no message."""
 
-    command_id: _Id
-    command_type: Raw
+    command_type: Raw = _NOTHING
+    command_id: Raw = _NOTHING
     reply_to: Name | None = None
     correlation_id: Raw = _NOTHING
 
@@ -70,8 +68,8 @@ class _WithCommandId(Struct):
 class _Asker(Struct, rename="camel"):
     """The readable part of a malformed message."""
 
-    id: _Id
     reply_to: Name
+    id: Raw = _NOTHING
     correlation_id: Raw = _NOTHING
 
 
@@ -99,6 +97,7 @@ _command_id: Final = msgspec.json.Decoder(_WithCommandId)
 _fields: Final = msgspec.json.Decoder(dict[str, Raw])
 _text_or_number: Final = msgspec.json.Decoder(str | int)
 _text: Final = msgspec.json.Decoder(str)
+_id: Final = msgspec.json.Decoder(Annotated[str, Meta(min_length=1, max_length=512)])
 
 
 def reader_of(queue: QueueConfig) -> Reader:
@@ -156,14 +155,10 @@ class CommandReader:
             command = _broken_command.decode(body)
         except NOT_JSON:
             return None
-        kind, correlation_id = map(_optional_text, (command.command_type, command.correlation_id))
-        message = Message(
-            id=command.command_id,
-            target="",
-            reply_to=self._reply_name(command),
-            correlation_id=correlation_id,
-        )
-        return None if message.reply_to is None else _with_origin(message, Origin(kind or ""))
+        reply_to = self._reply_name(command)
+        asker = _asking(command.command_id, reply_to, command.correlation_id)
+        kind = _optional_text(command.command_type)
+        return None if asker is None else _with_origin(asker, Origin(kind or ""))
 
     def _reply_name(self, command: "_Command | _BrokenCommand") -> str | None:
         """Return what the queue for the reply is called here.
@@ -183,16 +178,32 @@ def asker_of(queue: QueueConfig, body: bytes) -> Message | None:
 
     None: it does not say where a reply goes, or is beyond reading.
     """
-    if len(body) > MAX_MESSAGE_BYTES or is_too_deep(body):
+    if _is_beyond_reading(body):
         return None
-    if queue.envelope == COMMAND_BUS and _may_be_command(body):
-        return CommandReader(queue).asker_of(body)
+    if queue.envelope == COMMAND_BUS:
+        found = CommandReader(queue).asker_of(body)
+        if found is not None:
+            return found
     try:
         asker = _asker.decode(body)
     except NOT_JSON:
         return None
-    correlation_id = _optional_text(asker.correlation_id)
-    return Message(id=asker.id, target="", reply_to=asker.reply_to, correlation_id=correlation_id)
+    return _asking(asker.id, asker.reply_to, asker.correlation_id)
+
+
+def _asking(given_id: Raw, reply_to: str | None, correlation_id: Raw) -> Message | None:
+    """Return who waits, with the id "" if it cannot be read.
+
+    A reply with neither the id nor the correlation id would be of no use.
+    """
+    try:
+        message_id = _id.decode(given_id) if is_given(given_id) else ""
+    except NOT_JSON:
+        message_id = ""
+    correlated = _optional_text(correlation_id)
+    if reply_to is None or not (message_id or correlated):
+        return None
+    return Message(id=message_id, target="", reply_to=reply_to, correlation_id=correlated)
 
 
 def id_of_unread(queue: QueueConfig, received: ReceivedMessage) -> str | None:
@@ -202,19 +213,21 @@ def id_of_unread(queue: QueueConfig, received: ReceivedMessage) -> str | None:
     """
     if received.source is not None:
         return None
-    if queue.envelope != COMMAND_BUS or not _may_be_command(received.body):
-        return id_of_malformed(received.body)
-    try:
-        return _command_id.decode(received.body).command_id
-    except NOT_JSON:
-        return None
+    if queue.envelope == COMMAND_BUS and not _is_beyond_reading(received.body):
+        with suppress(*NOT_JSON):
+            return _command_id.decode(received.body).command_id
+    return id_of_malformed(received.body)
+
+
+def _is_beyond_reading(body: bytes) -> bool:
+    return len(body) > MAX_MESSAGE_BYTES or is_too_deep(body)
 
 
 def _may_be_command(body: bytes) -> bool:
     """Return whether it is for the reader of commands. What is no JSON is for that of messages."""
     if b"command_type" not in body and b"\\" not in body:
         return False
-    if len(body) > MAX_MESSAGE_BYTES or is_too_deep(body):
+    if _is_beyond_reading(body):
         return False
     try:
         body.decode()  # parts that the decoder skips are checked, too

@@ -173,6 +173,17 @@ async def test_whoever_sent_a_malformed_message_is_told() -> None:
         assert "Expected `str`, got `int`" in reply["errorMessage"]
 
 
+@pytest.mark.rule("CMD-3", "BRK-2")
+async def test_whoever_sent_a_command_whose_id_cannot_be_read_is_told_by_its_correlation() -> None:
+    async with running(pool(), queues=[COMMANDS], reply_queues=[REPLIES]) as rig:
+        fields = {"command_type": "Debit", "reply_to": "replies", "correlation_id": "x"}
+        await send(rig, json.dumps({"command_id": 17, **fields}).encode())
+        (reply,) = await replies_in(rig, 1)
+
+        assert (reply["command_id"], reply["correlation_id"]) == (None, "x")
+        assert (reply["outcome"], reply["error_code"]) == ("FAILED", "MALFORMED")
+
+
 MALFORMED = b'{"id": "a", "replyTo": "replies"}'
 
 

@@ -208,6 +208,9 @@ def test_a_reply_has_the_field_names_of_the_command_bus(ending: Ending, said: ob
         ({**PING, "reply_to": "elsewhere", "correlation_id": 7}, ("1", "beside:elsewhere", None)),
         (PING, None),
         ({"command_type": "Ping", "reply_to": "payments__replies"}, None),
+        ({"command_id": 7, "reply_to": "e", "correlation_id": "c"}, ("", "beside:e", "c")),
+        ({"reply_to": "e", "correlation_id": "c"}, ("", "beside:e", "c")),
+        ("nothing", None),
         ({**PING, "command_type": 7, "reply_to": "payments__replies"}, ("1", "replies", None)),
     ],
 )
@@ -226,6 +229,7 @@ def test_who_waits_for_a_command_that_makes_no_message(command: object, asker: o
         (b'{"id": "a", "replyTo": "r", "correlationId": "\xff"}', ("a", "r", None)),
         (b'{"id": "a"}', None),
         (b'{"id": "", "replyTo": "r"}', None),
+        (b'{"id": 7, "replyTo": "r", "correlationId": "c"}', ("", "r", "c")),
         (b'{"id": "a", "replyTo": "r", "data": ' + b"[" * 100 + b"]" * 100 + b"}", None),
         (b'{"id": "a", "replyTo": "r", "data": "' + b"a" * 1024 * 1024 + b'"}', None),
         (b"nothing", None),
@@ -243,7 +247,8 @@ def test_who_waits_for_a_malformed_message(body: bytes, asker: object) -> None:
     ("body", "known"),
     [
         (b'{"command_id": "c", "command_type": 7, "id": "a"}', "c"),
-        (b'{"command_type": "Unheard", "id": "a"}', None),
+        (b'{"command_type": "Unheard", "id": "a"}', "a"),
+        (b'{"command_id": "c", "data": {}}', "c"),
         (b'{"command_id": "c\\n", "command_type": "Unheard"}', None),
         (b'{"id": "a", "mediationTarget": 7}', "a"),
         (b"nothing", None),

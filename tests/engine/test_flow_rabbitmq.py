@@ -1,7 +1,7 @@
 """A slow pool for longer than RabbitMQ leaves a message with anyone (ROUTE-5, BRK-5).
 
-The real adapter, with the simulation's model of the server behind it. RabbitMQ closes a channel that
-holds a message for 30 minutes.
+The real adapter, with the simulation's model of the server behind it. RabbitMQ closes a channel
+that holds a message for 30 minutes.
 """
 
 import asyncio

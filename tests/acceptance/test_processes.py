@@ -127,6 +127,7 @@ async def test_whatever_a_task_does_the_router_knows_how_it_ended(site: Site) ->
         "payload": {"n": "fine"},
         "correlationId": None,
         "attempt": 1,
+        "maxAttempts": 1,
     }
     assert json.loads((folder / "echo").read_text())["messageId"] == "echo"
     assert explained["mediationTarget"] == "process:fails"
@@ -209,6 +210,7 @@ async def test_only_the_operator_chooses_what_is_run(site: Site) -> None:
         "payload": evil,
         "correlationId": None,
         "attempt": 1,
+        "maxAttempts": None,
     }
     assert not (folder / "evil").exists()
 

@@ -104,7 +104,7 @@ def message(data: bytes) -> None:
     for _, step in steps_of(read):
         assert step.id
     if read.is_process:
-        line = input_line(read, 1)
+        line = input_line(read, 1, None)
         assert line.count(b"\n") == 1
         msgspec.json.decode(line)
 

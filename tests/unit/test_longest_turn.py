@@ -176,7 +176,7 @@ ON_THE_LOOP: Final = {
     ),
     "malformed body": Input(MAX_MESSAGE_BYTES, id_of_malformed, (b"@", *values(HEAD + b'"x":'))),
     "payload of a task": Input(
-        MAX_MESSAGE_BYTES, lambda body: input_line(parse(body), 1), values(HEAD + b'"payload":')
+        MAX_MESSAGE_BYTES, lambda body: input_line(parse(body), 1, 4), values(HEAD + b'"payload":')
     ),
     "reply body, 200": Input(MAX_REPLY_BYTES, answered(200), REPLIES),
     "reply body, 400": Input(MAX_REPLY_BYTES, answered(400), REPLIES),

@@ -20,9 +20,9 @@ EXECUTOR = Executor(name="x", queues=["orders"], command=["/bin/true"], timeout_
 
 @pytest.mark.rule("CMD-8")
 def test_the_input_is_one_compact_line_with_the_payload_as_published() -> None:
-    assert input_line(parse(BODY), 3) == (
+    assert input_line(parse(BODY), 3, 4) == (
         b'{"messageId":"a\\"b","payload":{"text":"two words","big":12345678901234567890123,'
-        b'"list":[1,2.50]},"correlationId":"c","attempt":3}\n'
+        b'"list":[1,2.50]},"correlationId":"c","attempt":3,"maxAttempts":4}\n'
     )
 
 
@@ -36,21 +36,21 @@ def test_the_input_says_what_a_command_bus_says_of_its_command() -> None:
     )
     body = b'{"command_id": "a", "command_type": "Render", "domain": "shop"}'
 
-    line = input_line(reader_of(queue)(body), 1)
+    line = input_line(reader_of(queue)(body), 1, 4)
 
     assert line == (
         b'{"messageId":"a","payload":null,"correlationId":null,"attempt":1,'
-        b'"commandType":"Render","domain":"shop","createdAt":null}\n'
+        b'"maxAttempts":4,"commandType":"Render","domain":"shop","createdAt":null}\n'
     )
 
 
 @pytest.mark.rule("CMD-8")
 def test_what_is_absent_is_null() -> None:
     message = parse(b'{"id": "a", "mediationType": "PROCESS", "mediationTarget": "process:x"}')
-    line = input_line(message, 1)
+    line = input_line(message, 1, None)
 
-    fields = {"messageId": "a", "payload": None, "correlationId": None, "attempt": 1}
-    assert msgspec.json.decode(line) == fields
+    absent = dict.fromkeys(("payload", "correlationId", "maxAttempts"))
+    assert msgspec.json.decode(line) == {"messageId": "a", "attempt": 1, **absent}
 
 
 @pytest.mark.parametrize(

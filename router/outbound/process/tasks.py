@@ -53,7 +53,7 @@ class ProcessTasks:
         name = read_target(message.target).host
         if reason := refusal(self._executors, name, task.queue):
             return NoReply(Cause.TARGET_REFUSED, reason)
-        line = input_line(message, task.attempt)
+        line = input_line(message, task.attempt, task.max_attempts)
         timeout = self._executors[name].timeout
         return answer_of(await self.run_line(name, message.id, line, timeout))
 
@@ -118,7 +118,7 @@ def refusal(executors: Mapping[str, Executor], name: str, queue: str) -> str | N
     return None
 
 
-def input_line(message: Message, attempt: int) -> bytes:
+def input_line(message: Message, attempt: int, max_attempts: int | None) -> bytes:
     """Return what a task reads: no token and no secret is in it."""
     origin = b""
     if message.origin is not None:
@@ -127,11 +127,12 @@ def input_line(message: Message, attempt: int) -> bytes:
         origin = b"," + _encode({names[key]: value for key, value in given.items()})[1:-1]
     # Compact, because a payload may have been published on several lines.
     payload = msgspec.json.format(message.payload, indent=-1) if message.has_payload else b"null"
-    return b'{"messageId":%b,"payload":%b,"correlationId":%b,"attempt":%d%b}\n' % (
+    return b'{"messageId":%b,"payload":%b,"correlationId":%b,"attempt":%d,"maxAttempts":%b%b}\n' % (
         _encode(message.id),
         payload,
         _encode(message.correlation_id),
         attempt,
+        _encode(max_attempts),
         origin,
     )
 

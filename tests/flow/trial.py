@@ -48,6 +48,7 @@ EXPECTED: Final[Mapping[str, Expected]] = {
     "pgmq": Expected(seconds=15.0),
     "postgres": Expected(seconds=2.0),
     "rabbitmq": Expected(seconds=15.0, options="&prefetch=100"),
+    "redis": Expected(seconds=15.0),
     "sqlite": Expected(seconds=2.0),
     "sqs": Expected(seconds=30.0),
     "sqs-standard": Expected(seconds=30.0, keeps_order=False),

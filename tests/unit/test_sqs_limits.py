@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.brokers.sqs.broker import (
+    HELD_LEASE_SECONDS,
     MAX_HOLD_SECONDS,
     Receipt,
     SqsBroker,
@@ -63,15 +64,16 @@ def test_ten_acks_fill_a_call_and_wait_for_no_others() -> None:
     assert broker.traits.acks_per_call == MAX_ENTRIES == 10
 
 
-@pytest.mark.rule("ROUTE-5")
+@pytest.mark.rule("ROUTE-5", "BRK-5")
 @pytest.mark.parametrize("counts_receives", [True, False])
-def test_messages_are_deferred_only_where_no_redrive_policy_counts_that(
+def test_messages_are_deferred_or_held_for_long_by_whether_a_redrive_policy_counts_receives(
     *, counts_receives: bool
 ) -> None:
     queue = SqsQueue("https://sqs/1/q", False, 30, 10, 20, counts_receives)
     broker = SqsBroker(queue, cast("SqsClient", None), cast("SqsClient", None))
 
     assert broker.traits.defers is not counts_receives
+    assert broker.traits.held_lease_seconds == (HELD_LEASE_SECONDS if counts_receives else None)
 
 
 @pytest.mark.rule("BRK-3")

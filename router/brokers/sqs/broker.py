@@ -193,7 +193,9 @@ class SqsBroker:
             keeps_tally=False,
             acks_per_call=MAX_ENTRIES,
             defers=not queue.counts_receives,
-            held_lease_seconds=HELD_LEASE_SECONDS,
+            # What can be deferred is held for moments. After a crash it comes back soon, and so does
+            # its group.
+            held_lease_seconds=HELD_LEASE_SECONDS if queue.counts_receives else None,
         )
         self.holds_groups = queue.is_fifo
         self.lease_seconds: float = queue.lease

@@ -261,6 +261,7 @@ async def test_what_a_slow_collector_cannot_take_is_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(traces, "LAST_WAIT_SECONDS", 0.0)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")  # no export ends, however busy it is
 
     async with listening(silent) as collector, tracing(collector) as opened:
         for _ in range(2000):

@@ -193,8 +193,7 @@ class SqsBroker:
             keeps_tally=False,
             acks_per_call=MAX_ENTRIES,
             defers=not queue.counts_receives,
-            # What can be deferred is held for moments. After a crash it comes back soon, and so does
-            # its group.
+            # What can be deferred is held for moments. After a crash, its group is back soon.
             held_lease_seconds=HELD_LEASE_SECONDS if queue.counts_receives else None,
         )
         self.holds_groups = queue.is_fifo

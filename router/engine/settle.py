@@ -638,7 +638,7 @@ class Settler:
 
     async def give_back(self, returns: Sequence[Return]) -> None:
         """Return jobs to their queue, in order, and end them. What stays out comes back later."""
-        returns = [each for each in returns if each.job in self.held]
+        returns = [self._in_its_place(each) for each in returns if each.job in self.held]
         for each in returns:
             job = each.job
             job.state, job.returned_for, job.return_reason = State.SETTLING, each.delay, each.reason
@@ -672,6 +672,15 @@ class Settler:
                 self.deps.registry.remember_tally(job)
         self.finish(back, Fate.RETURNED)
         self.finish([job for job in jobs if job in self.held], Fate.FORFEITED)
+
+    def _in_its_place(self, each: Return) -> Return:
+        """Let it come back at once if newer messages of its group would pass it (ORD-10)."""
+        job = each.job
+        keeps_place = job.blocks_on_error or (self.skips and not each.was_sent)
+        if not (keeps_place and self.keeps_front and self.flow.keeps_order_of(job)):
+            return each
+        # A group that parks goes back only when its queue stops, or after a bug, which has to wait.
+        return replace(each, own_delay=0.0) if self.returns_all or not self.parks else each
 
     async def _nack(self, items: Sequence[Nack]) -> set[Handle]:
         """Return the handles of those that were not returned: they come back by themselves."""

@@ -28,6 +28,7 @@ BLOCK = replace(FREE_QUEUE, ordering=Ordering.STRICT, on_failure=OnFailure.BLOCK
 SOON = Reply(200, b'{"ack": false, "delaySeconds": 4}')
 LATER = Reply(200, b'{"ack": false, "delaySeconds": 45}')
 SKIP = replace(BLOCK, on_failure=OnFailure.SKIP)
+PARK = replace(BLOCK, on_failure=OnFailure.PARK)
 NO_ADDRESS = NoReply(Cause.UNRESOLVED)  # nothing was sent
 
 
@@ -158,6 +159,32 @@ async def test_a_stop_returns_a_blocked_group_in_order() -> None:
         assert rig.witness.nacks == [(10, "a", 0), (10, "b", 0)]
         assert rig.is_empty
         assert rig.manager.draining_pools["P"].runner.pausing == 0
+
+
+@pytest.mark.rule("ORD-10", "OPS-4")
+@pytest.mark.parametrize("queue", [BLOCK, SKIP, PARK], ids=["block", "skip", "park"])
+async def test_what_fails_while_its_queue_stops_goes_back_to_its_place(queue: QueueConfig) -> None:
+    """Returned for later, a router that starts meanwhile would send the newer ones first."""
+    sender = failing(NO_ADDRESS, NO_ADDRESS, NO_ADDRESS)
+    async with running(pool(), sender=sender, queues=[queue]) as rig:
+        await rig.publish(*grouped("a", "b"), queue=queue)
+        await asyncio.sleep(0.5)
+        rig.manager.stop()
+        await asyncio.sleep(60)
+
+        assert [(each, delay) for _, each, delay in rig.witness.nacks] == [("a", 0), ("b", 0)]
+
+
+@pytest.mark.rule("ORD-1", "POOL-6")
+async def test_what_a_removed_pool_fails_to_send_goes_back_to_its_place() -> None:
+    async with running(pool(), sender=failing(LATER), queues=[BLOCK]) as rig:
+        await rig.publish(*grouped("a", "b"), queue=BLOCK)
+        await asyncio.sleep(0.5)
+        await rig.apply(queues=[BLOCK])
+        await asyncio.sleep(100)
+
+        assert [each for _, each in rig.sender.sent] == ["a", "a", "b"]
+        assert [(each, delay) for _, each, delay in rig.witness.nacks] == [("a", 0), ("b", 0)]
 
 
 @pytest.mark.rule("ORD-1", "ROUTE-5")

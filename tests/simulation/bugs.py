@@ -396,8 +396,9 @@ def failed_message_returned_without_its_group() -> None:
 
 @strict_bug
 def blocked_message_given_back() -> None:
-    """A message that should wait in front of its group is returned to its queue."""
+    """A message that should wait in front of its group is returned to its queue, for later."""
     _replace(delivery.DeliveryRunner, "_stays_in_front", lambda *_: False)
+    _replace(Settler, "_in_its_place", lambda _, each: each)
 
 
 @strict_bug

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from router.core.config import PoolConfig
 
+HELD_LOOK_AHEAD_MESSAGES: Final = 2_000  # of a queue, for full pools (ROUTE-5)
 CAPACITY_PER_WORKER: Final = 20  # messages
 MIN_CAPACITY_MESSAGES: Final = 50
 SOON_DELIVERED_SECONDS: Final = 10.0

@@ -31,7 +31,7 @@ from typing import Final
 from msgspec import Struct
 
 from router.core.config import MAX_BATCH_MESSAGES, QueueConfig
-from router.core.flow import IDLE_SECONDS, Search, possible_rate
+from router.core.flow import HELD_LOOK_AHEAD_MESSAGES, IDLE_SECONDS, Search, possible_rate
 from router.core.history import State
 from router.core.identity import MessageKey
 from router.core.message import DEFAULT_POOL
@@ -49,7 +49,6 @@ MAX_POOLS_REMEMBERED: Final = 1_000  # of one queue, by the code that messages n
 MAX_POOLS_LOOKED_AT: Final = 100  # by a first receive: there may be 40,000 pools and 1,000 queues
 MAX_TARGETS_REMEMBERED: Final = 100  # of one queue: one that works is enough
 DEFERRED_LOOK_AHEAD_MESSAGES: Final = 10_000
-HELD_LOOK_AHEAD_MESSAGES: Final = 2_000
 MIN_RETURN_SECONDS: Final = 1.0  # for which a message goes back to a queue with a selector
 SOON_SECONDS: Final = 2.0  # what a pool takes within this time is held rather than deferred
 RATE_MINUTES: Final = 2  # the current one and the one before: at least a whole minute

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import aio_pika
 import pytest
@@ -21,6 +21,7 @@ from router.core.identity import key_of
 from router.core.message import UNTRIED, Tally
 from router.core.raw import RawRoute
 from router.ports import Broker, BrokerError, Depth, Disconnected, Nack, QueueRefused
+from tests.acceptance.process import eventually
 from tests.contract.cases import (
     PARENT,
     TRACED,
@@ -876,6 +877,90 @@ async def test_a_strict_queue_has_one_consumer_and_the_next_one_gets_first_what_
     assert bodies([a, b]) == ["a", "b"]
     assert bodies(after) == ["b", "c"]
     assert refusals == (kind == "classic")
+
+
+@asynccontextmanager
+async def rival(brokers: BrokerRegistry, given: QueueConfig, kind: str) -> AsyncIterator[list[str]]:
+    """Another router that wants to receive a strict queue: it waits, or is refused."""
+    received: list[str] = []
+
+    async def receive() -> None:
+        while True:
+            with suppress(Disconnected):  # refused: the consumer of a classic queue is exclusive
+                async with brokers.open_queue(given) as broker:
+                    while True:
+                        received.extend(bodies(await broker.receive(10)))
+            assert kind == "classic"
+            await asyncio.sleep(0.1)
+
+    task = asyncio.create_task(receive())
+    await asyncio.sleep(0.5)  # by then it waits
+    yield received
+    task.cancel()
+    await asyncio.wait([task])
+
+
+@pytest.mark.rule("ORD-2", "ORD-10")
+async def test_a_router_that_stops_keeps_a_strict_queue_until_all_is_settled(
+    server: RabbitServer, name: str, brokers: BrokerRegistry, kind: str
+) -> None:
+    """What it gives back goes to the front in order, also if newer messages wait in its window."""
+    given = replace(queue(server, name, f"type={kind}"), ordering=Ordering.STRICT)
+    async with brokers.open_publisher(given) as publisher, AsyncExitStack() as stack:
+        async with brokers.open_queue(given) as first:
+            await publisher.publish([publication(each, group="g") for each in "abcdef"])
+            a, b, c = await several(first, 3)
+            second = await stack.enter_async_context(rival(brokers, given, kind))
+            first.stop()
+            await asyncio.sleep(0.3)
+            await first.nack([Nack(c.handle, 0.0)])
+            await first.nack([Nack(b.handle, 0.0)])
+            await asyncio.sleep(0.3)
+            before = list(second)
+            await first.ack([a.handle])
+        await eventually(lambda: len(second) >= 5)
+
+    assert before == []
+    assert second == list("bcdef")
+
+
+@pytest.mark.rule("ORD-2", "ROUTE-5")
+async def test_looking_ahead_leaves_a_strict_queue_to_no_other_router(
+    server: RabbitServer, name: str, brokers: BrokerRegistry, kind: str
+) -> None:
+    given = replace(queue(server, name, f"type={kind}&prefetch=2"), ordering=Ordering.STRICT)
+    async with (
+        brokers.open_publisher(given) as publisher,
+        brokers.open_queue(given) as first,
+    ):
+        await publisher.publish([publication(each, group="g") for each in "abcdef"])
+        held = await several(first, 2)
+        async with rival(brokers, given, kind) as second:
+            assert first.traits.window is not None
+            first.traits.window.widen(100)
+            held += await several(first, 4)
+            await asyncio.sleep(0.3)
+
+    assert bodies(held) == list("abcdef")
+    assert second == []
+
+
+@pytest.mark.rule("ORD-1", "BRK-4")
+async def test_what_goes_back_to_a_strict_queue_comes_again_before_newer_messages(
+    server: RabbitServer, name: str, brokers: BrokerRegistry, kind: str
+) -> None:
+    given = replace(queue(server, name, f"type={kind}"), ordering=Ordering.STRICT)
+    async with brokers.open_publisher(given) as publisher:
+        async with brokers.open_queue(given) as first:
+            await publisher.publish([publication(each, group="g") for each in "abcd"])
+            _, b, _ = await several(first, 3)
+            await first.nack([Nack(b.handle, 0.0)])
+            with pytest.raises(Disconnected, match="strict"):
+                await first.receive(10)
+        async with brokers.open_queue(given) as again:
+            after = await several(again, 4)
+
+    assert bodies(after) == list("abcd")
 
 
 @pytest.mark.rule("ORD-2", "BRK-7")

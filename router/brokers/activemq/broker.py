@@ -39,6 +39,7 @@ from router.brokers.kit.retries import PendingRetries, RetryHistory
 from router.brokers.workers import ConsumerIdentity
 from router.core.commands import dated_body
 from router.core.config import QueueConfig
+from router.core.flow import HELD_LOOK_AHEAD_MESSAGES
 from router.core.identity import MessageKey, digest_of
 from router.core.ledger import RememberedAcks
 from router.core.message import Handle, ReceivedMessage
@@ -77,6 +78,8 @@ class ActiveMqQueues:
         address = read_address(queue, self._identity.settings.of(ActiveMqSettings))
         alarm, is_raw = partial(self._alarm, queue.name), queue.route is not None
         self._pending_retries[queue.uri].reads_bodies = not is_raw
+        if queue.is_strict:  # to widen the window later, the connection would have to be given up
+            self._prefetch[queue.uri].widen(queue.look_ahead or HELD_LOOK_AHEAD_MESSAGES)
         async with (
             open_connection(address.servers, address.login, address.heartbeat) as connection,
             open_retry_publisher(connection, address, alarm, is_raw=is_raw) as retry_publisher,

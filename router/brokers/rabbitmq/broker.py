@@ -17,7 +17,12 @@ from msgspec.structs import replace
 from router.brokers.kit import loop_time
 from router.brokers.kit.consuming import STALE, ClaimedBatch, LongPoll, OpenTickets, PrefetchLimit
 from router.brokers.kit.retries import PendingRetries, RetryHistory
-from router.brokers.rabbitmq import RabbitAddress, RabbitSettings, read_address
+from router.brokers.rabbitmq import (
+    PREFETCH_MESSAGES,
+    RabbitAddress,
+    RabbitSettings,
+    read_address,
+)
 from router.brokers.rabbitmq.connection import (
     NewQueues,
     NoSuchQueue,
@@ -43,6 +48,7 @@ from router.brokers.rabbitmq.retry import (
 from router.brokers.workers import ConsumerIdentity
 from router.core.commands import dated_body
 from router.core.config import QueueConfig
+from router.core.flow import HELD_LOOK_AHEAD_MESSAGES
 from router.core.ledger import RememberedAcks
 from router.core.message import Handle, ReceivedMessage
 from router.core.returning import MAX_DELAY_SECONDS
@@ -88,6 +94,8 @@ class RabbitQueues:
             new_queues = self._new_queues[address.url]
             strict = queue.is_strict
             found = await _find_queue(connection, address, new_queues, strict=strict)
+            if strict:  # nobody else gets messages meanwhile, so the window need not be small
+                self._prefetch[queue.uri].widen(queue.look_ahead or HELD_LOOK_AHEAD_MESSAGES)
             self._pending_retries[queue.uri].reads_bodies = queue.route is None
             retries = RetryQueues(publishing, address.queue, found.kind or "classic", new_queues)
             await retries.prepare()
@@ -102,6 +110,7 @@ class RabbitQueues:
                     self._prefetch[queue.uri],
                     RenewedFirst(renewed, found),
                     exclusive=strict and not found.may_be_quorum and not found.is_single_active,
+                    is_strict=strict,
                 ),
                 retries,
                 OpenTickets(next(self._connections)),
@@ -137,12 +146,14 @@ class RabbitConsumer:
         source: RenewedFirst,
         *,
         exclusive: bool,
+        is_strict: bool = False,
     ) -> None:
         self._exclusive = exclusive
+        self._is_strict = is_strict
         self.connection = connection
         self.source = source
         self.address = address
-        self.prefetch = limit.of(address.prefetch)
+        self.prefetch = min(limit.of(address.prefetch), PREFETCH_MESSAGES[1])
         self.pending_retries = pending_retries
         self._limit = limit
         self.poll = LongPoll()
@@ -157,6 +168,11 @@ class RabbitConsumer:
         """How many messages the broker may still push before any is settled."""
         used = 0 if self._name is None else self.connection.in_window
         return max(self.prefetch - used, 0)
+
+    @property
+    def can_widen(self) -> bool:
+        """Whether to consume anew for a new window. While we did not, another router could."""
+        return not (self._is_strict or self.waiting or self.room)
 
     async def start(self) -> None:
         while self._name is None and not self.poll.stopped.is_set():
@@ -175,7 +191,16 @@ class RabbitConsumer:
                 self.waiting = waiting
 
     async def rewind(self, *returned: RabbitMessage) -> None:
-        """Give back these and the whole window, which must not overtake them."""
+        """Give back these and the whole window, which must not overtake them.
+
+        In a strict queue, with all that is unsettled, when the connection ends: then the broker
+        puts it back in order. A quorum queue has what was requeued in the order of its return.
+        Also, a router that waits for the queue would get the newer messages at once.
+        """
+        if self._is_strict:
+            if not self.poll.stopped.is_set():
+                self.connection.lose("messages of a strict queue go back together")
+            return
         self._resume_at = loop_time() + RETURN_LINGER_SECONDS
         async with self._switching:
             name, waiting = self._name, self.waiting
@@ -358,7 +383,7 @@ class RabbitBroker:
 
     async def _fill_window(self, limit: int) -> None:
         consumer = self._consumer
-        if self._looks_ahead and not consumer.waiting and not consumer.room:
+        if self._looks_ahead and consumer.can_widen:
             # A new consumer has a window of its own; what came to the old one stays ours.
             await consumer.pause()
         while True:

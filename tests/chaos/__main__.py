@@ -38,7 +38,8 @@ lost, that every group stays in order and that each group has one open request a
 
 --kills: one router is killed by SIGKILL, again and again.
 --slow-pool: besides, hundreds of messages of a slow pool wait in front of all others.
---strict: the queue is strict, and the target judges each request. Besides the kills, --pauses.
+--strict: the queue is strict, and the target judges each request. Besides the kills, --pauses
+and --stops.
 --minutes: routers (two where the broker keeps order across them, else one) are killed, stopped,
 paused, cut off and frozen out, their broker restarts, their clocks jump and names resolve slowly,
 several at a time.
@@ -71,6 +72,7 @@ examples: ./dev chaos sqlite --kills 200 --json build/chaos.json
           ./dev chaos rabbitmq --kills 50 --slow-pool
           ./dev chaos postgres --minutes 5
           ./dev chaos nats --strict --kills 10 --pauses 3 --routers 2
+          ./dev chaos rabbitmq --strict --kills 10 --stops 10 --routers 2
           ./dev chaos rabbitmq --strict --kills 10 --routers 3 --share
 """
 
@@ -103,6 +105,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 given.routers,
                 given.on_failure,
                 given.share,
+                given.stops,
             )
             result = asyncio.run(run_strict(strictly, Path(folder), console.print))
             _sum_up_strict(console, result)
@@ -190,7 +193,7 @@ def _sum_up(console: Console, result: ChaosResult) -> None:
 
 def _sum_up_strict(console: Console, result: StrictResult) -> None:
     rows = {
-        "kills and pauses": f"{result.kills} and {result.pauses}",
+        "kills, pauses, stops": f"{result.kills}, {result.pauses}, {result.stops}",
         "messages": str(result.published),
         "requests": f"{result.requests}, {result.failed} failed on purpose",
         "repeats": str(result.repeats),
@@ -255,6 +258,9 @@ def _read(words: Sequence[str] | None) -> argparse.Namespace:
         "--pauses", type=_positive, default=0, help="of 14 s, of one router (with --strict)"
     )
     parser.add_argument(
+        "--stops", type=_positive, default=0, help="in peace, of one router (with --strict)"
+    )
+    parser.add_argument(
         "--routers",
         type=_positive,
         default=1,
@@ -292,10 +298,9 @@ def _read(words: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"choose a broker from {', '.join(choices)}")
     if given.strict and (given.slow_pool or given.minutes):
         parser.error("--strict goes with --kills only")
-    if not given.strict and (
-        given.pauses or given.routers > 1 or given.on_failure != ON_FAILURE[0] or given.share
-    ):
-        parser.error("--pauses, --routers, --on-failure and --share go with --strict only")
+    only_strict = given.pauses or given.stops or given.routers > 1 or given.share
+    if not given.strict and (only_strict or given.on_failure != ON_FAILURE[0]):
+        parser.error("--pauses, --stops, --routers, --on-failure and --share need --strict")
     if given.share and (given.broker in HOLDS_GROUPS or given.on_failure != ON_FAILURE[0]):
         parser.error("--share is for brokers that do not hold groups back, with park only")
     if given.slow_pool and given.minutes:

@@ -1,4 +1,4 @@
-"""`./dev chaos --strict`: routers are killed and paused beside a target that judges strict order.
+"""`./dev chaos --strict`: routers are killed, paused and stopped, and the target judges strict order.
 
 A request for number n of a group is legal only if all numbers before it were accepted; with
 `onFailure: "skip"`, also if they were made to fail. A second open request of a group is an overlap.
@@ -59,6 +59,7 @@ class StrictOrder:
     routers: int = 1
     on_failure: str = "park"
     share: bool = False
+    stops: int = 0
 
     @property
     def needs_store(self) -> bool:
@@ -82,11 +83,14 @@ class StrictResult:
     tracebacks: list[str] = field(default_factory=list)
     kills: int = 0
     pauses: int = 0
+    stops: int = 0
     seconds: float = 0.0
 
     @property
     def is_good(self) -> bool:
-        done = (self.kills, self.pauses) == (self.wanted.kills, self.wanted.pauses)
+        wanted = self.wanted
+        done = self.kills == wanted.kills and self.pauses == wanted.pauses
+        done = done and self.stops == wanted.stops
         broken = [*self.overtakes, *self.strange_overlaps, *self.lost, *self.tracebacks]
         return done and not broken
 
@@ -252,20 +256,23 @@ class StrictRun:
 
     async def _do_harm(self) -> None:
         wanted, result, dice = self._result.wanted, self._result, self._dice
-        harm = ["kill"] * wanted.kills + ["pause"] * wanted.pauses
+        harm = ["kill"] * wanted.kills + ["pause"] * wanted.pauses + ["stop"] * wanted.stops
         dice.shuffle(harm)
-        for kind in harm:
+        for done, kind in enumerate(harm, 1):
             await self._until_it_works()
             await asyncio.sleep(dice.uniform(*BEFORE_KILL_SECONDS))
             number = dice.randrange(wanted.routers)
             if kind == "kill":
                 await self._kill(number)
                 result.kills += 1
+            elif kind == "stop":
+                await self._stop(number)
+                result.stops += 1
             else:
                 await self._pause(number)
                 result.pauses += 1
             self._tell(
-                f"{kind} {result.kills + result.pauses}/{len(harm)}  router {number + 1}  accepted"
+                f"{kind} {done}/{len(harm)}  router {number + 1}  accepted"
                 f" {self.target.accepted}  repeats {result.repeats}  overlaps {result.overlaps}"
                 f"  overtakes {len(result.overtakes)}"
             )
@@ -275,6 +282,13 @@ class StrictRun:
         router = self._routers[number]
         self.target.disturbed.append(time.monotonic())
         await router.kill()
+        self._result.tracebacks += router.tracebacks()
+        self._routers[number] = self._start(number)
+
+    async def _stop(self, number: int) -> None:
+        """Stop a router in peace: open requests end, and all else goes back."""
+        router = self._routers[number]
+        await router.stop()
         self._result.tracebacks += router.tracebacks()
         self._routers[number] = self._start(number)
 

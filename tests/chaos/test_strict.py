@@ -1,4 +1,4 @@
-"""A kill of `./dev chaos --strict` on each broker, in every run of the tests."""
+"""A kill and a stop of `./dev chaos --strict` on each broker, in every run of the tests."""
 
 from pathlib import Path
 
@@ -12,12 +12,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.anyio
 @pytest.mark.timeout(400)
-@pytest.mark.rule("ORD-1", "ORD-3", "ORD-6", "P1")
+@pytest.mark.rule("ORD-1", "ORD-3", "ORD-6", "ORD-10", "P1")
 @pytest.mark.parametrize("broker", STRICT_BROKERS)
-async def test_nothing_overtakes_in_a_strict_queue_whose_router_is_killed(
+async def test_nothing_overtakes_in_a_strict_queue_whose_router_is_killed_and_stopped(
     tmp_path: Path, broker: str
 ) -> None:
-    result = await run_strict(StrictOrder(broker, kills=1, seed=12), tmp_path, lambda _: None)
+    wanted = StrictOrder(broker, kills=1, stops=1, seed=12)
+    result = await run_strict(wanted, tmp_path, lambda _: None)
 
     assert result.overtakes == []
     assert result.strange_overlaps == []
@@ -33,6 +34,7 @@ async def test_nothing_overtakes_in_a_strict_queue_whose_router_is_killed(
         ["nats", "--strict", "--minutes", "1"],
         ["nats", "--strict", "--slow-pool"],
         ["nats", "--pauses", "1"],
+        ["nats", "--stops", "1"],
         ["nats", "--routers", "2"],
         ["nats", "--on-failure", "block"],
         ["nats", "--share"],

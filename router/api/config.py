@@ -27,6 +27,9 @@ class ConfigView(ResponseModel):
     reply_queues: Sequence[Mapping[str, Any]] = shown(
         "document.replyQueues", [{"queueName": "replies"}]
     )
+    schedules: Sequence[Mapping[str, Any]] = shown(
+        "document.schedules", [{"name": "nightly", "queue": "orders", "cron": "30 2 * * *"}]
+    )
     targets: Sequence[Mapping[str, Any]] = shown(
         "document.targets", [{"name": "svc", "match": "https://svc.example:443"}]
     )
@@ -65,7 +68,7 @@ async def show(router: CurrentRouter) -> Response:
         What it reads there does not change: a sync replaces the configuration as a whole.
         """
         status = router.config_status()
-        kinds = ("queues", "processingPools", "replyQueues", "targets")
+        kinds = ("queues", "processingPools", "replyQueues", "schedules", "targets")
         entries = {kind: status.document.get(kind, ()) for kind in kinds}
         none = dict.fromkeys(entries, ())
         view = ConfigView.model_validate(msgspec.structs.replace(status, document=none))

@@ -24,7 +24,7 @@ from router.core.config import (
     with_reply_names,
 )
 from router.core.config_document import MAX_PROBLEMS, BadDocument, Document, read_document
-from router.core.config_entry import Problem
+from router.core.config_entry import Problem, schedule_entry
 from router.core.message import DEFAULT_POOL
 from router.core.partitions import all_queues, entries_of
 from router.core.redact import mask_urls
@@ -45,8 +45,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     create: tuple[PoolConfig, ...] = ()
     drain: tuple[PoolConfig, ...] = ()
     change: tuple[tuple[PoolConfig, PoolConfig], ...] = ()
-    # Lines about reply queues and targets: nothing is started or stopped.
+    # Lines about the rest: nothing is started or stopped.
     replies: tuple[str, ...] = ()
+    schedules: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
@@ -59,6 +60,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             *(f"pool {new.code}: change ({_differences(old, new)})" for old, new in self.change),
             *(f"pool {pool.code}: drain" for pool in self.drain),
             *self.replies,
+            *self.schedules,
             *self.targets,
         ]
 
@@ -171,6 +173,7 @@ def plan(old: RoutingConfig, new: RoutingConfig) -> Plan:
         drain=_only_in(pools, wanted_pools),
         change=tuple(_changed(pools, wanted_pools)),
         replies=tuple(_reply_lines(old, new)),
+        schedules=tuple(_schedule_lines(old, new)),
         targets=tuple(_target_lines(old, new)),
     )
 
@@ -183,6 +186,16 @@ def _reply_lines(old: RoutingConfig, new: RoutingConfig) -> Iterator[str]:
         yield f"reply queue {will.name}: change ({_differences(was, will)})"
     for queue in _only_in(before, after):
         yield f"reply queue {queue.name}: remove"
+
+
+def _schedule_lines(old: RoutingConfig, new: RoutingConfig) -> Iterator[str]:
+    before, after = _by_name(old.schedules), _by_name(new.schedules)
+    for schedule in _only_in(after, before):
+        yield f"schedule {schedule.name}: add ({_facts(schedule)['runs']})"
+    for was, will in _changed(before, after):
+        yield f"schedule {will.name}: change ({_differences(was, will, 'message')})"
+    for schedule in _only_in(before, after):
+        yield f"schedule {schedule.name}: remove"
 
 
 def _target_lines(old: RoutingConfig, new: RoutingConfig) -> Iterator[str]:
@@ -327,19 +340,22 @@ def _without_credentials(config: RoutingConfig) -> RoutingConfig:
         for some in (entries_of(config.queues), config.reply_queues)
     )
     queues = all_queues(with_reply_names(entries, replies))
-    return replace(config, queues=queues, reply_queues=replies)
+    schedules = tuple(
+        replace(each, message=msgspec.json.encode(schedule_entry(each)["message"]))
+        for each in config.schedules
+    )
+    return replace(config, queues=queues, reply_queues=replies, schedules=schedules)
 
 
-Entry = QueueConfig | PoolConfig | TargetConfig
+Entry = QueueConfig | PoolConfig | TargetConfig | Schedule
 
 
-def _differences(old: Entry, new: Entry) -> str:
+def _differences(old: Entry, new: Entry, hidden: str = "credentials") -> str:
     before, after = _facts(old), _facts(new)
     changes = [
         f"{name} {fact} → {after[name]}" for name, fact in before.items() if fact != after[name]
     ]
-    # Shown alike, they differ in what is not shown.
-    return ", ".join(changes) or "credentials"
+    return ", ".join(changes) or hidden  # shown alike, they differ in what is not shown
 
 
 def _started(queue: QueueConfig) -> str:
@@ -354,6 +370,9 @@ def _described(pool: PoolConfig) -> str:
 
 
 def _facts(entry: Entry) -> dict[str, str]:
+    if isinstance(entry, Schedule):
+        every, cron = entry.every_seconds, f"{entry.cron} {entry.timezone}"
+        return {"queue": entry.queue, "runs": cron if every is None else f"every {every} s"}
     fields = msgspec.structs.asdict(entry)
     if isinstance(entry, QueueConfig):
         del fields["broker"], fields["entry"]  # the URI tells

@@ -19,6 +19,7 @@ async def test_the_applied_document_is_shown_with_its_source_and_time(
         "queues": [{"queueName": "orders", "queueUri": "memory://orders"}],
         "processingPools": [{"code": "POOL-A", "concurrency": 10}],
         "replyQueues": [],
+        "schedules": [],
         "targets": [],
         "lastSync": "2027-01-15T07:59:00.250Z",
         "sources": [

@@ -13,6 +13,7 @@ from router.core.config import (
     RetryPolicy,
     Route,
     RoutingConfig,
+    Schedule,
 )
 from router.core.config_document import MAX_PROBLEMS, Document, as_document, read_document
 from router.core.config_plan import (
@@ -370,6 +371,49 @@ def test_a_schedule_of_an_unknown_queue_is_a_problem() -> None:
     )
 
     assert [each.text for each in report.problems] == ["b: there is no queue 'b'"]
+
+
+SENT = b'{"mediationTarget":"http://t/report?key=hunter2","authToken":"tok","payload":1}'
+NIGHTLY = Schedule(
+    name="nightly", queue="a", cron="30 2 * * *", timezone="Europe/Berlin", message=SENT
+)
+PING = Schedule(name="ping", queue="a", every_seconds=10, message=SENT)
+
+
+@pytest.mark.rule("CFG-8", "CMD-10")
+def test_schedules_are_added_changed_and_removed() -> None:
+    before = RoutingConfig(schedules=(NIGHTLY, PING))
+    other = replace(PING, message=SENT.replace(b"1", b"2"))
+    after = RoutingConfig(schedules=(replace(NIGHTLY, cron="0 3 * * *"), other))
+
+    assert plan(NOTHING, before).lines() == [
+        "schedule nightly: add (30 2 * * * Europe/Berlin)",
+        "schedule ping: add (every 10 s)",
+    ]
+    assert plan(before, after).lines() == [
+        "schedule nightly: change (runs 30 2 * * * Europe/Berlin → 0 3 * * * Europe/Berlin)",
+        "schedule ping: change (message)",
+    ]
+    assert plan(before, NOTHING).lines() == ["schedule nightly: remove", "schedule ping: remove"]
+    assert plan(before, before).lines() == []
+
+
+@pytest.mark.rule("CFG-8", "CMD-10")
+def test_schedules_are_checked_against_those_that_a_running_router_shows() -> None:
+    running = RoutingConfig((queue("a"),), schedules=(NIGHTLY,))
+    shown = read_document(msgspec.json.encode(as_document(running)), EMBEDDED)
+    entry = {"name": "nightly", "queue": "a", "cron": "30 2 * * *", "timezone": "Europe/Berlin"}
+    schedules = [
+        {**entry, "message": json.loads(SENT)},
+        {"name": "ping", "queue": "a", "everySeconds": 10, "message": json.loads(SENT)},
+    ]
+    queues = [{"queueName": "a", "queueUri": "memory://a"}]
+
+    report = check_document(
+        body({"queues": queues, "schedules": schedules}), EMBEDDED, shown.config
+    )
+
+    assert report.lines == ("schedule ping: add (every 10 s)",)
 
 
 @pytest.mark.rule("CFG-8")

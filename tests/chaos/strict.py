@@ -1,4 +1,4 @@
-"""`./dev chaos --strict`: routers are killed, paused and stopped, and the target judges strict order.
+"""`./dev chaos --strict`: routers are killed, paused and stopped beside a judge of strict order.
 
 A request for number n of a group is legal only if all numbers before it were accepted; with
 `onFailure: "skip"`, also if they were made to fail. A second open request of a group is an overlap.

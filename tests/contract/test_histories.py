@@ -2,7 +2,7 @@
 
 The simulator's work queue is the embedded one. What PostgreSQL's statements and PGMQ do with the
 same producers, groups, copies and failures is seen here, with two routers in real time.
-`HISTORY_SEED` makes one again.
+`HISTORY_SEED` makes one again, and `HISTORY_BUG` puts a deliberate bug into the server.
 """
 
 import asyncio
@@ -10,18 +10,20 @@ import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
+from router.brokers.postgres import database
 from router.brokers.workers import THIS_MACHINE, Liveness, Machine, WorkerLocks
 from router.core.config import PoolConfig, QueueConfig, RetryPolicy, RoutingConfig
 from router.core.dead_letter import DeadLetter
 from router.ports import Sender
 from tests.contract.cases import CASES, BrokerPlace, Case
+from tests.contract.history_bugs import SERVER_BUGS, planted
 from tests.simulation.drawing import Drawer
 from tests.simulation.fence import Fence
 from tests.simulation.loop import Process
@@ -33,6 +35,7 @@ from tests.simulation.process import SimRouter
 from tests.simulation.producers import Producers
 from tests.simulation.targets import SimSender, Targets
 
+BUG = os.environ.get("HISTORY_BUG")
 SEED = int(os.environ.get("HISTORY_SEED", random.SystemRandom().randrange(2**32)))
 ROUTERS = 2
 SPAN = 2.0  # seconds in which everything is published
@@ -150,6 +153,11 @@ class RealSite:
         return [str(violation) for violation in self.oracle.violations]
 
 
+def address_of(case: Case) -> str:
+    """The server that the queue of a case is on."""
+    return case.uri.partition("?")[0].replace("pgmq:", "postgresql:")
+
+
 async def until(holds: Callable[[], bool], seconds: float = ENDS_WITHIN) -> None:
     async with asyncio.timeout(seconds):
         while not holds():  # noqa: ASYNC110  what is awaited are other routers and a server
@@ -167,10 +175,25 @@ async def test_a_generated_history_on_the_real_server_breaks_no_rule(
     case: Case = place.prepare(found)
     plan = draw_history(SEED, KINDS[name])
     site = RealSite(plan, case.queue(tmp_path, lease=plan.lease), tmp_path)
-    async with site.running():
+    async with site.running(), AsyncExitStack() as stack:
+        if BUG is not None:
+            await stack.enter_async_context(planted(SERVER_BUGS[BUG], address_of(case)))
         await site.happen()
         await until(site.has_ended)
 
     problems = site.judge()
     story = "\n".join(site.oracle.history)
     assert not problems, f"HISTORY_SEED={SEED}\n{story}\n" + "\n".join(problems)
+
+
+@pytest.mark.rule("SIM-2")
+@pytest.mark.parametrize("name", SERVER_BUGS)
+def test_each_bug_of_the_server_is_one_of_the_code_as_it_is(name: str) -> None:
+    bug = SERVER_BUGS[name]
+    script = Path(database.__file__).with_name("functions.sql").read_text()
+    _, begin, rest = script.partition(f"CREATE OR REPLACE FUNCTION {bug.function}(")
+    definition, _, _ = rest.partition("\n$$;")
+
+    assert begin
+    assert bug.planted_in(definition) != definition
+    assert bug.queue in KINDS

@@ -115,7 +115,8 @@ def added(before: Mapping[str, int], more: Counter[str]) -> Run:
 
 def system_name() -> str:
     told = platform.freedesktop_os_release()
-    return f"{told['NAME'].partition(' ')[0]} {told.get('VERSION_ID', '')}".strip()
+    version = told.get("VERSION_ID", told.get("VERSION_CODENAME", ""))  # of testing: its name
+    return f"{told['NAME'].partition(' ')[0]} {version}".strip()
 
 
 def commit() -> str:

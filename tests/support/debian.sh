@@ -4,7 +4,7 @@
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-declare -rA SUITES=([12]=bookworm [13]=trixie)
+declare -rA SUITES=([12]=bookworm [13]=trixie [14]=forky)
 readonly RELEASE=$1 SUITE=${SUITES[$1]:-}
 readonly ROOT=$PWD/build/debian-$RELEASE
 readonly BUNDLE=/etc/ssl/certs/ca-certificates.crt
@@ -17,7 +17,8 @@ install_system() {
   echo "Installing Debian $RELEASE into ${ROOT#"$PWD"/} …" >&2
   rm -rf "$ROOT"
   mkdir -p "${ROOT%/*}"
-  debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv "$SUITE" "$ROOT" >"$ROOT.log" ||
+  # With the script of sid, which is that of every release: an older debootstrap does not know a newer name.
+  debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv "$SUITE" "$ROOT" "" sid >"$ROOT.log" ||
     { tail "$ROOT.log" >&2 && exit 1; }
 }
 

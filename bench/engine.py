@@ -25,6 +25,7 @@ from router.engine.alerts import Alerts
 from router.engine.delivery import Deliverer, Mediator
 from router.engine.queue_manager import QueueManager, shut_down
 from router.engine.registry import REMOVED, Journal
+from router.engine.transfer import OrderStore
 from router.ports import Broker, Brokers, Depth, Nack, Publisher, Sender, Traits, Unsettled
 from router.settings import Settings
 from router.storage.dead_letters import NO_STORE, open_store
@@ -142,6 +143,8 @@ async def engine(
     pools: int,
     journal: Journal | None = None,
     queue: QueueConfig = QUEUE,
+    *,
+    order: OrderStore | None = None,
 ) -> AsyncIterator[QueueManager]:
     """One that runs on the queue for as long as the block does."""
     alerts = Alerts(WarningBook(), time.time)
@@ -157,6 +160,7 @@ async def engine(
             new_id=str,
             journal=journal,
             jitter=middle,
+            order=order,
         ) as manager,
     ):
         codes = (f"POOL-{n}" for n in range(pools))

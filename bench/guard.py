@@ -15,17 +15,22 @@ import asyncio
 import gc
 import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from bench.engine import ACCEPTED, QUEUE, AcceptingSender, MadeUpQueue, OneQueue, body, engine
 from router.brokers import BrokerRegistry
+from router.core.config import Ordering, QueueConfig
 from router.core.message import Message, ReceivedMessage, parse
 from router.core.outcome import Answer, Reply
-from router.ports import Publication
+from router.ports import Broker, Publication
+from tests.support.rig import order_store
 from tests.support.virtual_time import VirtualTimeLoop
 
 KEPT: Final = Path(__file__).with_name("guard.json")
@@ -97,15 +102,52 @@ class WarmedUpQueue(MadeUpQueue):
         return messages
 
 
+class FreeQueue(WarmedUpQueue):
+    """Its broker holds no group back."""
+
+    holds_groups = False
+
+
+class QueueAndStore(OneQueue):
+    """Opens the made-up queue, or its order store."""
+
+    def __init__(self, queue: MadeUpQueue, brokers: BrokerRegistry) -> None:
+        super().__init__(queue)
+        self._brokers = brokers
+
+    @asynccontextmanager
+    async def open_queue(self, queue: QueueConfig) -> AsyncIterator[Broker]:
+        is_store = queue.uri != QUEUE.uri
+        one = self._brokers.open_queue(queue) if is_store else super().open_queue(queue)
+        async with one as broker:
+            yield broker
+
+
+async def _strict(run: "Run") -> Effort:
+    """As below, and all groups are direct."""
+    queue = FreeQueue(run)
+    async with BrokerRegistry(worker_id="guard", dedup_window=0.0) as brokers:
+        both = QueueAndStore(queue, brokers)
+        strict = replace(QUEUE, ordering=Ordering.STRICT)
+        sender, store = AcceptingSender(), order_store(brokers)
+        async with engine(both, sender, run.pools, queue=strict, order=store):
+            return await _counted(queue)
+
+
 async def _made_up(run: "Run") -> Effort:
     """Everything goes well, at both ends."""
-    queue, count = WarmedUpQueue(run), Count()
+    queue = WarmedUpQueue(run)
     async with engine(OneQueue(queue), AcceptingSender(), run.pools):
-        await queue.warm.wait()
-        await asyncio.sleep(1)  # what came before is settled
-        with count:
-            queue.goes_on.set()
-            await queue.done.wait()
+        return await _counted(queue)
+
+
+async def _counted(queue: WarmedUpQueue) -> Effort:
+    count = Count()
+    await queue.warm.wait()
+    await asyncio.sleep(1)  # what came before is settled
+    with count:
+        queue.goes_on.set()
+        await queue.done.wait()
     return count.effort(MESSAGES)
 
 
@@ -157,6 +199,7 @@ class Run:
 RUNS: Final[Mapping[str, Run]] = {
     "one group": Run(_made_up, 1, 1),
     "many groups": Run(_made_up, 100, 1),
+    "many groups of a strict queue": Run(_strict, 100, 1),
     "many pools": Run(_made_up, 100, 50),
     "work queue, one in five refused": Run(_work_queue, 100, 1),
     "100,000 groups": Run(_made_up, 100_000, 1, before=100_000),

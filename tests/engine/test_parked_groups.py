@@ -504,11 +504,12 @@ async def test_what_a_removed_pool_returns_is_stored_and_goes_to_the_default_poo
         assert rig.sender.most_in_group == 1
 
 
+@pytest.mark.slow
 @pytest.mark.rule("ORD-6", "MED-4")
 async def test_an_outage_of_ten_minutes_stores_few_of_the_messages_that_wait() -> None:
     sender = Outage(until=600.0)
     async with parking(pool(concurrency=20), sender=sender) as (rig, logs):
-        ids = [f"{n:06}" for n in range(20_000)]
+        ids = [f"{n:06}" for n in range(100_000)]
         for start in range(0, len(ids), 2_000):
             some = ids[start : start + 2_000]
             await rig.publish(

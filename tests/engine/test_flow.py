@@ -18,6 +18,7 @@ from router.core.returning import (
     RETURNS,
     ReturnReason,
 )
+from router.core.state import assess
 from router.core.warnings import Code
 from router.engine.breaker import OPEN_SECONDS
 from router.engine.chores import Chores
@@ -630,6 +631,46 @@ async def test_a_consumer_that_waits_for_full_pools_is_not_silent(traits: Traits
             healthy.append(consumer.is_healthy(now()))
 
         assert all(healthy)
+
+
+@pytest.mark.rule("OPS-3", "ROUTE-5", "MED-4")
+@pytest.mark.parametrize(
+    ("traits", "state"),
+    [
+        (Traits(selector=Selector()), "selective"),
+        (HOLD, "used up"),
+        (DEFER, "used up"),
+        (DEFER, "probing"),
+    ],
+)
+async def test_a_consumer_that_does_not_receive_on_purpose_is_healthy_for_ten_minutes(
+    traits: Traits, state: str
+) -> None:
+    queue = scripted(traits, redelivers=traits.selector is None)
+    entry = replace(QUEUE, look_ahead=100)
+    queue.depth = Depth(waiting=1000, in_flight=51, due=1000)
+    pools = (pool("P", 1, timeout=7200.0), pool("Q"))
+    sender = FakeSender(takes=1e6, takes_for={"first": 0.01})
+    ids = numbered("m", 300)
+    if state == "probing":
+        sender.takes = 0.01
+        for each in ids:
+            sender.script(each, *[NoReply(Cause.NETWORK, "refused")] * 100)
+    async with running(*pools, sender=sender, brokers=Scripted(q=queue), queues=[entry]) as rig:
+        reader, chores = RigReader(rig), Chores(rig.manager, rig.breakers, rig.alerts)
+        if state != "probing":
+            hand_over(queue, "Q", ["first"])
+        hand_over(queue, "P", ids)
+        for _ in range(20):
+            await asyncio.sleep(30)
+            await chores.restart_silent_consumers()
+            await chores.measure_queues()
+            assert assess(reader.state()).healthy
+        flow = rig.manager.consumers["q"].flow
+
+        assert Code.CONSUMER_RESTART not in rig.codes
+        assert flow.is_used_up is (state == "used up")
+        assert state != "probing" or 1 in queue.limits[-20:]
 
 
 @pytest.mark.rule("MED-4", "ROUTE-5")

@@ -147,6 +147,8 @@ class Counts(Struct, frozen=True):
     received: int = 0
     delivered: int = 0  # their handlers ended well
     dead_lettered: int = 0
+    cancelled: int = 0
+    forfeited: int = 0  # their leases were lost
     returned: int = 0  # to the queue, to be handled again
     running: int = 0  # handlers, now
     stuck: int = 0  # plain functions that run past their time limit, now
@@ -269,6 +271,8 @@ class Worker:
             received=ledger.get("received", 0),
             delivered=ledger.get("delivered", 0),
             dead_lettered=ledger.get("dead_lettered", 0),
+            cancelled=ledger.get("cancelled", 0),
+            forfeited=ledger.get("forfeited", 0),
             returned=ledger.get("returned", 0),
             running=tasks.in_flight,
             stuck=tasks.stuck,

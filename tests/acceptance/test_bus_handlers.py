@@ -190,6 +190,30 @@ async def test_many_commands_run_at_once_and_no_more_than_allowed(bus: Bus) -> N
     assert worker.in_flight_count == 0
 
 
+@pytest.mark.rule("CMD-7", "CMD-9")
+async def test_a_stop_waits_for_commands_in_flight_and_takes_no_more(bus: Bus) -> None:
+    worker = Worker(bus.url, domain=bus.domain, dead_letters="none")
+    done = asyncio.Event()
+
+    @worker.handler("Debit")
+    async def debit(*_: object) -> None:
+        await done.wait()
+
+    for command_id in ("c-1", "c-2"):
+        bus.send(command_id)
+    await worker.start()
+    await eventually(lambda: worker.in_flight_count == 2)
+    stopping = asyncio.ensure_future(worker.stop(timeout=30))
+    await asyncio.sleep(0.5)
+    bus.send("too late")
+    was_waiting = not stopping.done()
+    done.set()
+    await stopping
+
+    assert was_waiting
+    assert (bus.waiting(), worker.in_flight_count) == (["too late"], 0)
+
+
 @pytest.mark.rule("CMD-3", "CMD-9")
 async def test_a_command_whose_reply_queue_is_missing_waits_for_it(bus: Bus) -> None:
     worker = Worker(bus.url, domain=bus.domain, dead_letters="none")

@@ -379,6 +379,7 @@ async def test_what_a_worker_handles_is_cancelled_by_any_worker_of_the_queue(sit
 
     assert ended == ["a", "b", "c", "d"]
     assert site.ended_as("cancelled") == {"a", "b", "c"}
+    assert one.counts.cancelled + other.counts.cancelled == 3
     with pytest.raises(Conflict, match="it has ended"):
         await one.cancel("d")
     with pytest.raises(Unknown):

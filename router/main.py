@@ -40,7 +40,7 @@ from router.core.trace import UNRECORDED
 from router.core.trial import TEST_PREFIX, Trial
 from router.core.warnings import Code, Severity, WarningBook
 from router.engine.alerts import Alerts
-from router.engine.beat import Beat, ScheduleState
+from router.engine.beat import Beat, ScheduleState, SharedTicks
 from router.engine.breaker import Breaker, Breakers
 from router.engine.chores import Chores
 from router.engine.config_sync import ConfigSync, SyncFailed, SyncRules, SyncStatus
@@ -126,10 +126,12 @@ class Router:
             lambda: manager.applied,
             publishing,
             ports.brokers,
-            FileTicks(settings.state_dir / "schedules.json"),
+            FileTicks(settings.state_dir / "schedules.json")
+            if ports.locks is None
+            else SharedTicks(ports.locks),
             alerts,
             wall=time.time,
-            is_alone=ports.lock is None and ports.locks is None,
+            is_alone=ports.locks is None,
         )
         self.election = _election(settings, ports, manager, notifier)
         sources = config_sources(settings.config_urls, settings.config_token, settings.naming)
@@ -238,7 +240,7 @@ def _election(
     settings: Settings, ports: Ports, manager: QueueManager, notifier: Notifier
 ) -> Election:
     """Return what decides on what this router works: the leader lock, or leases of queues."""
-    if ports.locks is not None:
+    if ports.locks is not None and ports.leases_queues:
         return QueueLeases(
             ports.locks,
             manager,

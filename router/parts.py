@@ -35,7 +35,7 @@ from router.outbound.http_sender import HttpSender
 from router.outbound.notifications import open_channels
 from router.outbound.process import BadExecutors, Executor, read_executors
 from router.outbound.process.tasks import ProcessTasks, open_tasks, refusal
-from router.ports import DeadLetterStore, LimitsServer, Lock, Locks, QueueRefused, Tracer
+from router.ports import DeadLetterStore, LimitsServer, Lock, LockServer, QueueRefused, Tracer
 from router.setting_values import AuthMode, BadSetting
 from router.settings import Settings
 from router.wiring import open_brokers, open_letters
@@ -54,7 +54,8 @@ class Ports:
     policy: TargetPolicy
     store: DeadLetterStore
     lock: Lock | None  # of a hot standby; None: there is none
-    locks: Locks | None  # of queues; None: there are none
+    locks: LockServer | None  # None: this router works on its own
+    leases_queues: bool
     limits: LimitsServer | None  # None: this router shares no limits
     leadership: Leadership
     brokers: BrokerRegistry
@@ -119,7 +120,8 @@ async def open_ports(
         policy=policy,
         store=store,
         lock=lock,
-        locks=locks if settings.leases_queues else None,
+        locks=locks,
+        leases_queues=settings.leases_queues,
         limits=limits,
         leadership=leadership,
         brokers=brokers,
@@ -196,7 +198,7 @@ def credentials_of(settings: Settings, alerts: Alerts) -> CredentialStore | None
 
 async def open_lock_server(
     stack: AsyncExitStack, settings: Settings, instance: str
-) -> Locks | None:
+) -> LockServer | None:
     """Return None if this router needs no lock."""
     if not settings.standby_enabled:
         return None

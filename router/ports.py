@@ -635,6 +635,19 @@ class Locks(Protocol):
         """Return the lock of this name, for this process. It is not asked for yet."""
 
 
+class SharedNumbers(Protocol):
+    """Numbers that all routers of an installation see."""
+
+    async def number(self, name: str) -> int:
+        """Return the number of this name; 0: none was kept. Raises LockUnavailable."""
+
+    async def keep_number(self, name: str, number: int) -> None:
+        """Raises LockUnavailable."""
+
+
+class LockServer(Locks, SharedNumbers, Protocol): ...
+
+
 class LimitsUnavailable(Exception):
     """The limits server did not answer, or could not do it: its text says why, without secrets."""
 

@@ -13,7 +13,14 @@ from router.core.message import parse
 from router.core.warnings import Code
 from router.engine.alerts import Alerts
 from router.engine.job import NEVER
-from router.ports import BrokerError, MessageStores, Publication, Unknown
+from router.ports import (
+    BrokerError,
+    LockUnavailable,
+    MessageStores,
+    Publication,
+    SharedNumbers,
+    Unknown,
+)
 from router.signal import Signal, wait_for_signal
 
 log = logging.getLogger(__name__)
@@ -22,17 +29,33 @@ SOURCE: Final = "Beat"
 # Wall clocks can be set, and configurations change: look again at least this often.
 LONGEST_SLEEP_SECONDS: Final = 5.0
 
-_EXPECTED: Final = (BrokerError, Unknown)
+_EXPECTED: Final = (BrokerError, LockUnavailable, Unknown)
 
 
 class TickStore(Protocol):
     """Remembers the last tick of each schedule, for queues that cannot."""
 
-    def last(self, schedule: str) -> int | None: ...
+    async def last(self, schedule: str) -> int | None: ...
 
     async def keep(self, schedule: str, tick: int) -> None: ...
 
     async def forget(self, schedule: str) -> None: ...
+
+
+class SharedTicks:
+    """The last ticks on the lock server: the router that takes over goes on from there."""
+
+    def __init__(self, numbers: SharedNumbers) -> None:
+        self._numbers = numbers
+
+    async def last(self, schedule: str) -> int | None:
+        return await self._numbers.number(f"tick:{schedule}") or None
+
+    async def keep(self, schedule: str, tick: int) -> None:
+        await self._numbers.keep_number(f"tick:{schedule}", tick)
+
+    async def forget(self, schedule: str) -> None:
+        await self.keep(schedule, 0)
 
 
 class QueuePort(Protocol):
@@ -57,6 +80,7 @@ class _Run(Struct):
     last: int | None = None  # the last tick that was published, or seen to pass
     due: float = 0.0  # when to look at it again, so as not to ask cron
     is_busy: bool = False  # being published now
+    is_kept: bool = True  # the last one would be known after a restart
     next_run: int | None = 0  # as it was shown at that time: asking cron may take milliseconds
     shown_at: float = 0.0
 
@@ -106,7 +130,10 @@ class Beat:
         now = self._wall()
         soonest = now + LONGEST_SLEEP_SECONDS
         for schedule, run in self._runs.items():
-            if run.is_busy or not may_publish(schedule.queue):
+            if run.is_busy:
+                continue
+            if not may_publish(schedule.queue):
+                run.last = None  # another router publishes, and knows better
                 continue
             if run.due <= now:
                 run.is_busy = True
@@ -156,7 +183,9 @@ class Beat:
             if next_tick is None:
                 text = f"schedule {schedule.name} does not come due again within 100 years"
                 self._warn(Code.CONFIGURATION, text)
-            due = NEVER if next_tick is None else next_tick
+            due = NEVER if next_tick is None else float(next_tick)
+            if not run.is_kept:
+                due = min(due, self._wall() + LONGEST_SLEEP_SECONDS)
             run.due = due if self._wall() >= now else 0.0  # the clock was set back meanwhile
         except Exception as error:  # the bulkhead: one schedule stops no other
             text = f"schedule {schedule.name} could not be published: {error}"
@@ -169,6 +198,7 @@ class Beat:
             self._ended.ring()
 
     async def _publish_if_due(self, schedule: Schedule, run: _Run, now: float) -> None:
+        await self._keep(schedule, run)
         tick = await self._search(schedule, schedule.latest_tick, now)
         if run.last is None:
             stored = await self._stored(schedule)
@@ -202,8 +232,21 @@ class Beat:
                 )
                 self._warn(Code.CONFIGURATION, text)
             await self._queues.put(queue, [item])
-            await self._ticks.keep(schedule.name, tick)
+            run.is_kept = False
         run.last = self._published[schedule.name] = tick
+        await self._keep(schedule, run)
+
+    async def _keep(self, schedule: Schedule, run: _Run) -> None:
+        """Note the last tick, if that was not done. It was published, whatever comes of this."""
+        if run.is_kept or run.last is None:
+            return
+        try:
+            await self._ticks.keep(schedule.name, run.last)
+        except (LockUnavailable, OSError) as error:
+            text = f"schedule {schedule.name}: its last run could not be noted: {error}"
+            self._warn(Code.PROCESSING, text)
+        else:
+            run.is_kept = True
 
     async def _forget(self, schedule: Schedule, tick: int) -> None:
         """Forget a tick that a wrong clock has published: it would silence the schedule."""
@@ -223,6 +266,6 @@ class Beat:
     async def _stored(self, schedule: Schedule) -> int | None:
         store = self._stores.open_store(self._queues.queue_named(schedule.queue))
         if store is None:
-            return self._ticks.last(schedule.name)
+            return await self._ticks.last(schedule.name)
         async with store as opened:
             return await opened.last_tick(schedule.name)

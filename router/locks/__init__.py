@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.brokers.nats import NatsSettings
-from router.ports import BrokerError, Lock, Locks, LockUnavailable
+from router.ports import BrokerError, Lock, LockServer, LockUnavailable
 
 
 class LockRequest(Struct, frozen=True):
@@ -26,6 +26,10 @@ class LockRequest(Struct, frozen=True):
         """Return the request for the lease of a queue; of none: for the leader lock."""
         return replace(self, key=f"{self.key}:queue:{name}") if name else self
 
+    def number_key(self, name: str) -> str:
+        """Return the name of a number that routers share. No lock has it."""
+        return f"{self.key}:number:{name}"
+
 
 def instance_of(owner: str) -> str | None:
     return owner.partition(" ")[2] or None
@@ -40,12 +44,14 @@ def lock_errors() -> Iterator[None]:
         raise LockUnavailable(str(error)) from None
 
 
-class ClosableLocks(Locks, Protocol):
+class ClosableLocks(LockServer, Protocol):
     async def close(self) -> None: ...
 
 
 @asynccontextmanager
-async def open_locks(url: str, request: LockRequest, nats: NatsSettings) -> AsyncIterator[Locks]:
+async def open_locks(
+    url: str, request: LockRequest, nats: NatsSettings
+) -> AsyncIterator[LockServer]:
     """Connect on first use. Raises ModuleNotFoundError, or ValueError if the URL is unusable.
 
     The lock without a name is the leader lock, the others are leases of queues.

@@ -23,6 +23,22 @@ class NatsLocks:
     def lock(self, name: str) -> "NatsLock":
         return NatsLock(self, self._request.of_queue(name))
 
+    async def number(self, name: str) -> int:
+        with lock_errors():
+            return await self._record(name).number(await self.connect())
+
+    async def keep_number(self, name: str, number: int) -> None:
+        with lock_errors():
+            connection = await self.connect()
+            try:
+                await self._record(name).keep_number(connection, number)
+            except NoBucket:
+                await self.close()
+                raise
+
+    def _record(self, name: str) -> KeyLock:
+        return KeyLock(self._request.number_key(name), self._request.owner, self._request.ttl)
+
     async def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:

@@ -50,6 +50,14 @@ _RELEASE: Final = """
 UPDATE message_router.leader_locks SET owner = '', expires_at = clock_timestamp()
 WHERE key = $1 AND owner = $2
 """
+# A number is the fence of a lock that no router has.
+_NUMBER: Final = "SELECT fence FROM message_router.leader_locks WHERE key = $1"
+_KEEP_NUMBER: Final = f"""
+INSERT INTO message_router.leader_locks AS kept (key, owner, fence, refreshed_at, expires_at)
+VALUES ($1, '', $2, clock_timestamp(), clock_timestamp())
+ON CONFLICT (key) DO UPDATE SET fence = $2, refreshed_at = clock_timestamp()
+RETURNING {_DURABLY}
+"""  # noqa: S608  a constant
 
 
 class PostgresLocks:
@@ -60,6 +68,17 @@ class PostgresLocks:
 
     def lock(self, name: str) -> "PostgresLock":
         return PostgresLock(self, self._request.of_queue(name))
+
+    async def number(self, name: str) -> int:
+        with lock_errors():
+            await self.prepare()
+            rows = await self.database.call(_NUMBER, self._request.number_key(name))
+        return int(rows[0]["fence"]) if rows else 0
+
+    async def keep_number(self, name: str, number: int) -> None:
+        with lock_errors():
+            await self.prepare()
+            await self.database.call(_KEEP_NUMBER, self._request.number_key(name), number)
 
     async def close(self) -> None:
         await self.database.close()

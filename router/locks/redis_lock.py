@@ -48,6 +48,17 @@ class RedisLocks:
     def lock(self, name: str) -> "RedisLock":
         return RedisLock(self._connection, self._request.of_queue(name))
 
+    async def number(self, name: str) -> int:
+        return int(await self._run("return redis.call('GET', KEYS[1])", name) or 0)
+
+    async def keep_number(self, name: str, number: int) -> None:
+        await self._run("return redis.call('SET', KEYS[1], ARGV[1])", name, number)
+
+    async def _run(self, script: str, name: str, *arguments: int) -> Any:
+        with lock_errors():
+            keys = (self._request.number_key(name),)
+            return await self._connection.run(script, keys, arguments)
+
     async def close(self) -> None:
         await self._connection.close()
 

@@ -13,8 +13,14 @@ from msgspec.structs import replace
 from router.core.config import MAX_SCHEDULES, QueueConfig, RoutingConfig, Schedule
 from router.core.warnings import Notice, WarningBook
 from router.engine.alerts import Alerts
-from router.engine.beat import LONGEST_SLEEP_SECONDS, Beat, ScheduleState, TickStore
-from router.ports import Disconnected, Publication, Unknown
+from router.engine.beat import (
+    LONGEST_SLEEP_SECONDS,
+    Beat,
+    ScheduleState,
+    SharedTicks,
+    TickStore,
+)
+from router.ports import Disconnected, LockUnavailable, Publication, Unknown
 from tests.support.pace import longest_turn, slowdown
 from tests.support.queues import queue_of
 from tests.support.stores import FakeStores
@@ -43,7 +49,7 @@ def cron(expression: str, timezone: str) -> Schedule:
 class MemoryTicks:
     ticks: dict[str, int] = field(default_factory=dict)
 
-    def last(self, schedule: str) -> int | None:
+    async def last(self, schedule: str) -> int | None:
         return self.ticks.get(schedule)
 
     async def keep(self, schedule: str, tick: int) -> None:
@@ -51,6 +57,26 @@ class MemoryTicks:
 
     async def forget(self, schedule: str) -> None:
         del self.ticks[schedule]
+
+
+@dataclass
+class Numbers:
+    """A lock server that may be away."""
+
+    kept: dict[str, int] = field(default_factory=dict)
+    is_away: bool = False
+
+    async def number(self, name: str) -> int:
+        self._answer()
+        return self.kept.get(name, 0)
+
+    async def keep_number(self, name: str, number: int) -> None:
+        self._answer()
+        self.kept[name] = number
+
+    def _answer(self) -> None:
+        if self.is_away:
+            raise LockUnavailable("unplugged")
 
 
 @dataclass
@@ -82,6 +108,11 @@ class Outside:
             raise self.trouble[queue.name]
         self.put_items += [(self.wall(), queue.name, item) for item in items]
         return [True] * len(items)
+
+    @property
+    def put_ids(self) -> list[str]:
+        """Of what was published to other queues."""
+        return [item.message.id for _, _, item in self.put_items]
 
     @property
     def ids(self) -> list[str]:
@@ -560,3 +591,84 @@ async def test_a_bug_while_the_next_tick_is_looked_for_stops_no_other_schedule(
 
     assert outside.ids.count("good-10") == outside.ids.count("good-20") == 1
     assert "broken could not be published: date value" in outside.notices[0].message
+
+
+@pytest.mark.rule("CMD-10", "CFG-9", "CFG-10")
+async def test_who_takes_over_publishes_what_was_missed_and_nothing_again() -> None:
+    outside = Outside(ticks=SharedTicks(Numbers()), ahead=1.0)
+    one, two = (Replica(outside, every(100, queue="memory"), is_alone=False) for _ in range(2))
+    await one.run_for(220)  # 100, 200
+    await two.run_for(100)  # 300
+    one.is_primary = False
+    await one.run_for(10)
+    one.is_primary = True
+
+    await one.run_for(50)  # it has not seen 300
+    outside.ahead += 100.0  # no one works
+    await one.run_for(10)
+
+    assert outside.put_ids == ["s-100", "s-200", "s-300", "s-400"]
+
+
+@pytest.mark.rule("CMD-10", "CFG-10")
+async def test_a_tick_that_cannot_be_noted_is_published_once_and_noted_later() -> None:
+    numbers = Numbers()
+    outside = Outside(ticks=SharedTicks(numbers), ahead=1.0)
+    replica = Replica(outside, every(100, queue="memory"), is_alone=False)
+    await replica.run_for(50)
+    numbers.is_away = True
+    await replica.run_for(60)
+    noted = dict(numbers.kept)
+    (notice,) = outside.notices
+    numbers.is_away = False
+    await replica.run_for(LONGEST_SLEEP_SECONDS)
+
+    assert outside.put_ids == ["s-100"]
+    assert (noted, numbers.kept) == ({}, {"tick:s": 100})
+    assert (notice.code, notice.message) == (
+        "PROCESSING",
+        "schedule s: its last run could not be noted: unplugged",
+    )
+
+
+@pytest.mark.rule("CMD-10", "CFG-10")
+async def test_nothing_is_published_before_it_is_known_what_was() -> None:
+    numbers = Numbers({"tick:s": 100}, is_away=True)
+    outside = Outside(ticks=SharedTicks(numbers), ahead=150.0)
+    replica = Replica(outside, every(100, queue="memory"), is_alone=False)
+    await replica.run_for(60)
+    before = outside.put_ids
+    numbers.is_away = False
+    await replica.run_for(10)
+
+    assert (before, outside.put_ids) == ([], ["s-200"])
+
+
+@pytest.mark.rule("CMD-10", "CFG-10")
+async def test_a_shared_tick_of_a_clock_that_was_ahead_is_forgotten() -> None:
+    numbers = Numbers({"tick:s": 10_000_000})
+    outside = Outside(ticks=SharedTicks(numbers), ahead=150.0)
+
+    await Replica(outside, every(100, queue="memory"), is_alone=False).run_for(60)
+
+    assert outside.put_ids == ["s-200"]
+    assert numbers.kept == {"tick:s": 200}
+
+
+@pytest.mark.rule("CMD-10", "CFG-10")
+async def test_a_router_that_no_longer_publishes_leaves_what_it_could_not_note_to_others() -> None:
+    numbers = Numbers()
+    outside = Outside(ticks=SharedTicks(numbers), ahead=1.0)
+    replica = Replica(outside, every(100, queue="memory"), is_alone=False)
+    await replica.run_for(50)
+    numbers.is_away = True
+    await replica.run_for(60)
+    replica.is_primary = False
+    await replica.run_for(10)
+    numbers.is_away, numbers.kept["tick:s"] = False, 200  # by another router
+    outside.ahead += 100.0
+    replica.is_primary = True
+    await replica.run_for(10)
+
+    assert outside.put_ids == ["s-100"]
+    assert numbers.kept == {"tick:s": 200}

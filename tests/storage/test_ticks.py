@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from router.storage import FileTicks
+from router.storage import FileNumbers, FileTicks
 from tests.engine.test_beat import Outside, Replica, every
 
 pytestmark = pytest.mark.anyio
@@ -20,7 +20,7 @@ async def test_ticks_are_there_after_a_restart(tmp_path: Path) -> None:
 
     again = FileTicks(path)
 
-    assert (again.last("a"), again.last("b"), again.last("c")) == (120, 7, None)
+    assert (await again.last("a"), await again.last("b"), await again.last("c")) == (120, 7, None)
     assert path.stat().st_mode & 0o777 == 0o600
     assert not (tmp_path / "schedules.json.new").exists()
 
@@ -35,10 +35,10 @@ async def test_an_unreadable_file_is_reported_and_replaced(
 
     ticks = FileTicks(path)
 
-    assert ticks.last("a") is None
+    assert await ticks.last("a") is None
     assert "the ticks of schedules cannot be read" in caplog.text
     await ticks.keep("a", 60)
-    assert FileTicks(path).last("a") == 60
+    assert await FileTicks(path).last("a") == 60
 
 
 @pytest.mark.rule("CMD-10")
@@ -47,7 +47,7 @@ async def test_a_write_that_breaks_off_leaves_the_file_as_it_was(tmp_path: Path)
     await FileTicks(path).keep("a", 60)
     (tmp_path / "schedules.json.new").write_bytes(b'{"a": 1')  # of a process that was killed
 
-    assert FileTicks(path).last("a") == 60
+    assert await FileTicks(path).last("a") == 60
 
 
 @pytest.mark.rule("CMD-10")
@@ -58,8 +58,8 @@ async def test_a_tick_can_be_forgotten(tmp_path: Path) -> None:
 
     await ticks.forget("a")
 
-    assert (ticks.last("a"), ticks.last("b")) == (None, 60)
-    assert FileTicks(tmp_path / "schedules.json").last("a") is None
+    assert (await ticks.last("a"), await ticks.last("b")) == (None, 60)
+    assert await FileTicks(tmp_path / "schedules.json").last("a") is None
 
 
 @pytest.mark.rule("CMD-10")
@@ -68,7 +68,7 @@ async def test_its_folder_is_made(tmp_path: Path) -> None:
 
     await FileTicks(path).keep("a", 60)
 
-    assert FileTicks(path).last("a") == 60
+    assert await FileTicks(path).last("a") == 60
 
 
 @pytest.mark.rule("CMD-10")
@@ -88,3 +88,15 @@ async def test_a_router_that_restarts_publishes_no_tick_again(tmp_path: Path) ->
 
     assert [item.message.id for _, _, item in outside.put_items] == ["s-100", "s-300"]
     assert last_runs == [None, 100, 100, 300]
+
+
+@pytest.mark.rule("PART-4")
+async def test_numbers_are_there_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "partitions.json"
+    numbers = FileNumbers(path, "the numbers of partitions")
+    assert numbers.numbers == {}
+
+    await numbers.replace({"orders": 16})
+
+    assert numbers.numbers == {"orders": 16}
+    assert FileNumbers(path, "the numbers of partitions").numbers == {"orders": 16}

@@ -103,6 +103,16 @@ class KeyLock:
         if record.owner == self._owner:
             await self._write(connection, LockRecord(fence=record.fence), revision)
 
+    async def number(self, connection: NatsConnection) -> int:
+        """Return the fence, of a lock that no one takes: a number that outlives its writers."""
+        _, record = await self._read(connection)
+        return record.fence
+
+    async def keep_number(self, connection: NatsConnection, number: int) -> None:
+        record = LockRecord(fence=number)
+        while not await self._write(connection, record, (await self._read(connection))[0]):
+            pass  # another router has written it in between
+
     def _may_be_taken(self, revision: int, record: LockRecord) -> bool:
         now = loop_time()
         if revision != self._seen_revision:

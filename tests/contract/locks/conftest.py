@@ -10,8 +10,8 @@ from typing import Final, Protocol
 import pytest
 
 from router.brokers.nats import NatsSettings
-from router.locks import LockRequest, open_lock
-from router.ports import Lock
+from router.locks import LockRequest, open_lock, open_locks
+from router.ports import Lock, LockServer
 from tests.support.servers import nats
 from tests.support.servers.postgres import postgres_server, transaction_pooler
 from tests.support.servers.redis import RedisServer
@@ -46,6 +46,10 @@ class LockPlace:
     ) -> AbstractAsyncContextManager[Lock]:
         request = LockRequest(self.key, instance, process or f"process-of-{instance}", ttl)
         return open_lock(self.url, request, NatsSettings())
+
+    def locks(self, instance: str) -> AbstractAsyncContextManager[LockServer]:
+        request = LockRequest(self.key, instance, f"process-of-{instance}", TTL)
+        return open_locks(self.url, request, NatsSettings())
 
 
 @pytest.fixture(params=CASES)

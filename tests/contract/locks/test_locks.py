@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from router.ports import Lock, LockState, LockUnavailable
+from router.ports import Lock, LockServer, LockState, LockUnavailable
 from tests.contract.locks.conftest import TTL, LockPlace
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -22,6 +22,17 @@ async def taken(lock: Lock, within: float = PATIENCE) -> LockState:
             return state
         await asyncio.sleep(0.02)
     raise TimeoutError("the lock was not to be had")
+
+
+async def until_answered(server: LockServer) -> int:
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return await server.number("tick:s")
+        except LockUnavailable:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.05)
 
 
 @pytest.mark.rule("CFG-9")
@@ -198,3 +209,57 @@ async def _taken_by_any(*locks: Lock) -> None:
                 await asyncio.sleep(0.05)
         await asyncio.sleep(0.02)
     raise TimeoutError("the lock was not to be had")
+
+
+@pytest.mark.rule("CMD-10")
+async def test_a_number_is_seen_by_all_and_apart_from_locks(place: LockPlace, one: Lock) -> None:
+    async with place.locks("one") as ours, place.locks("two") as theirs:
+        first = await theirs.number("tick:s")
+        await ours.keep_number("tick:s", 1_800_000_000)
+        await ours.keep_number("tick:t", 7)
+        await theirs.keep_number("tick:s", 1_800_000_060)
+        numbers = [await ours.number("tick:s"), await theirs.number("tick:t")]
+        await ours.keep_number("tick:t", 0)
+        last = await theirs.number("tick:t")
+        lock = await taken(one)
+        queue = await theirs.lock("tick:s").acquire()
+
+    assert (first, numbers, last) == (0, [1_800_000_060, 7], 0)
+    assert lock.is_ours
+    assert queue.fence <= 1
+
+
+@pytest.mark.rule("CMD-10")
+async def test_numbers_that_many_keep_at_once_are_kept(place: LockPlace) -> None:
+    async with place.locks("one") as ours, place.locks("two") as theirs:
+        await ours.keep_number("tick:s", 1)
+        async with asyncio.TaskGroup() as tasks:
+            for each in (ours, theirs) * 5:
+                tasks.create_task(each.keep_number("tick:s", 60))
+
+        assert await ours.number("tick:s") == 60
+
+
+@pytest.mark.rule("CMD-10")
+async def test_behind_a_pooler_and_on_an_old_server_numbers_are_kept(variant: LockPlace) -> None:
+    async with variant.locks("one") as ours:
+        await ours.keep_number("tick:s", 60)
+
+        assert await ours.number("tick:s") == 60
+
+
+@pytest.mark.rule("CMD-10", "CFG-9")
+async def test_a_number_survives_its_server_or_is_refused(place: LockPlace) -> None:
+    async with place.locks("one") as ours:
+        await ours.keep_number("tick:s", 60)
+        place.server.kill()
+        try:
+            with pytest.raises(LockUnavailable):
+                await asyncio.wait_for(ours.number("tick:s"), PATIENCE)
+            with pytest.raises(LockUnavailable):
+                await asyncio.wait_for(ours.keep_number("tick:s", 61), PATIENCE)
+        finally:
+            place.server.start()
+        kept = await until_answered(ours)
+
+    assert kept == (0 if place.url.startswith("redis") else 60)  # it keeps nothing on disk here

@@ -63,7 +63,7 @@ from router.parts import Ports, access_of, notifier_of, open_ports
 from router.ports import Conflict, StoreError
 from router.setting_values import BreakerScope, LogFormat
 from router.settings import Settings, setting_notes
-from router.storage import FileTicks
+from router.storage import FileNumbers, FileTicks
 from router.wiring import open_engine, order_store
 
 log = logging.getLogger(__name__)
@@ -142,7 +142,12 @@ class Router:
             allow_empty=settings.allow_empty_config,
             max_connections=settings.max_connections,
         )
-        self.sync = ConfigSync(sources, self._apply, alerts, rules, time.time)
+        partitions = FileNumbers(
+            settings.state_dir / "partitions.json", "the numbers of partitions"
+        )
+        self.sync = ConfigSync(
+            sources, self._apply, alerts, rules, time.time, partitions=partitions
+        )
 
     def now(self) -> float:
         return time.time()

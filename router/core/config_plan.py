@@ -94,11 +94,14 @@ class CheckReport(Struct, frozen=True):
 
 
 def unite(
-    documents: Sequence[tuple[str, Document]], running: RoutingConfig = NOTHING
+    documents: Sequence[tuple[str, Document]],
+    running: RoutingConfig = NOTHING,
+    partitions: Mapping[str, int] = {},
 ) -> tuple[RoutingConfig, list[str]]:
     """Return one configuration of several documents; the first wins a conflict (CFG-4).
 
     An entry that was skipped in its document leaves what runs under its name as it was (CFG-5).
+    `partitions`: how many each entry had before this start.
     """
     before = _by_name(entries_of(running.queues))
     queues = _Union("queue", before)
@@ -113,7 +116,7 @@ def unite(
         replies.add(source, found.reply_queues, skipped.get("replyQueues", ()))
         schedules.add(source, found.schedules, skipped.get("schedules", ()))
         targets.add(source, found.targets, skipped.get("targets", ()))
-    entries, kept = _as_divided(queues.entries(), before)
+    entries, kept = _as_divided(queues.entries(), before, partitions)
     complete = with_ordering(with_reply_names(entries, replies.entries()), pools.entries())
     apart, same = _one_consumer_each(all_queues(complete))
     matched, twice = _one_entry_each(targets.entries())
@@ -264,13 +267,17 @@ class _Union(Generic[T]):
 
 
 def _as_divided(
-    entries: Iterable[QueueConfig], running: Mapping[str, QueueConfig]
+    entries: Iterable[QueueConfig],
+    running: Mapping[str, QueueConfig],
+    partitions: Mapping[str, int],
 ) -> tuple[list[QueueConfig], list[str]]:
-    """Keep what runs where the number of partitions differs: groups would move (PART-4)."""
+    """Keep how many partitions an entry has, or had: groups would move (PART-4)."""
     kept: list[QueueConfig] = []
     conflicts: list[str] = []
     for entry in entries:
         before = running.get(entry.name, entry)
+        if before is entry and entry.partitions is not None and entry.name in partitions:
+            before = replace(entry, partitions=partitions[entry.name])
         kept.append(entry if before.partitions == entry.partitions else before)
         if before.partitions != entry.partitions:
             numbers = f"{before.partitions or 'no'} partitions, not {entry.partitions or 'none'}"

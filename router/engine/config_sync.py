@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -22,6 +22,7 @@ from router.core.config_document import (
     read_document,
 )
 from router.core.config_plan import EMPTYING, Plan, empties, limit_connections, unite
+from router.core.partitions import entries_of
 from router.core.returning import Jitter
 from router.core.state import SyncCounts
 from router.core.warnings import Code, Severity
@@ -39,6 +40,16 @@ Apply = Callable[[RoutingConfig], Awaitable[Plan]]
 
 class SyncFailed(Exception):
     """Nothing was applied; the text says why. What runs goes on as it was."""
+
+
+class PartitionCounts(Protocol):
+    """Remembers how many partitions each entry has, also through a restart (PART-4)."""
+
+    @property
+    def numbers(self) -> Mapping[str, int]: ...
+
+    async def replace(self, numbers: Mapping[str, int], /) -> None:
+        """Raises OSError."""
 
 
 class SyncRules(Struct, frozen=True, kw_only=True):
@@ -110,12 +121,15 @@ class ConfigSync:
         alerts: Alerts,
         rules: SyncRules,
         wall: Callable[[], float],
+        *,
+        partitions: PartitionCounts,
     ) -> None:
         self._sources = [_Source(source) for source in sources]
         self._apply = apply
         self._warn = alerts.of("ConfigSync")
         self._rules = rules
         self._wall = wall
+        self._partitions = partitions
         self._one_at_a_time = asyncio.Lock()
         self._applied = NOTHING
         self._last_success: float | None = None
@@ -196,6 +210,7 @@ class ConfigSync:
             source.applied(now)
         self._applied, self._last_success = config, now
         self._succeeded += 1
+        await self._note_partitions(documents, is_complete=not errors)
         for name, document in documents:
             for problem in document.problems:
                 self._warn(problem.code, f"{name}: {problem}")
@@ -203,11 +218,32 @@ class ConfigSync:
             self._warn(code, text)
         return changes
 
+    async def _note_partitions(
+        self, documents: Sequence[tuple[str, Document]], *, is_complete: bool
+    ) -> None:
+        """Remember the partitions of what runs; forget entries that no document has any more."""
+        before = self._partitions.numbers
+        divided = {queue.entry for queue in self._applied.queues if queue.entry is not None}
+        if not before and not divided:
+            return
+        named = {name for _, each in documents for name in each.skipped.get("queues", ())}
+        named.update(
+            entry.name for _, each in documents for entry in entries_of(each.config.queues)
+        )
+        numbers = {name: n for name, n in before.items() if name in named or not is_complete}
+        numbers |= {entry.name: entry.partitions for entry in divided if entry.partitions}
+        if numbers == before:
+            return
+        try:
+            await self._partitions.replace(numbers)
+        except OSError as error:
+            log.warning("the numbers of partitions cannot be kept: %s", error.strerror)
+
     def _unite(
         self, documents: Sequence[tuple[str, Document]]
     ) -> tuple[RoutingConfig, Sequence[tuple[Code, str]]]:
         """Return what is wanted, and what is wrong with it. In a thread, perhaps."""
-        wanted, conflicts = unite(documents, self._applied)
+        wanted, conflicts = unite(documents, self._applied, self._partitions.numbers)
         config, shortage = limit_connections(wanted, self._rules.max_connections, self._applied)
         problems = [(Code.CONFIG_CONFLICT, conflict) for conflict in conflicts]
         return config, [*problems, *([(Code.CONFIGURATION, shortage)] if shortage else ())]

@@ -2,7 +2,7 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -77,12 +77,31 @@ class SyncRouter:
         return [(code, severity) for code, severity, _, _ in self.warnings]
 
 
+@dataclass
+class Counts:
+    """The numbers of partitions, as a state directory keeps them."""
+
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    is_full: bool = False
+    writes: int = 0
+
+    async def replace(self, numbers: Mapping[str, int], /) -> None:
+        if self.is_full:
+            raise OSError(28, "No space left on device")
+        self.numbers, self.writes = numbers, self.writes + 1
+
+
 def syncing(
-    router: SyncRouter, *sources: Source, allow_empty: bool = False, max_connections: int = 1000
+    router: SyncRouter,
+    *sources: Source,
+    allow_empty: bool = False,
+    max_connections: int = 1000,
+    partitions: Counts | None = None,
 ) -> ConfigSync:
     rules = SyncRules(naming=NAMING, allow_empty=allow_empty, max_connections=max_connections)
     alerts = Alerts(WarningBook(), now, router.note)
-    return ConfigSync(sources, router.apply, alerts, rules, lambda: 1000 + now())
+    counts = Counts() if partitions is None else partitions
+    return ConfigSync(sources, router.apply, alerts, rules, lambda: 1000 + now(), partitions=counts)
 
 
 @pytest.mark.rule("CFG-2", "CFG-3")
@@ -477,3 +496,79 @@ async def test_schedules_that_take_long_to_check_hold_up_no_messages(
     assert (await syncing_it).ok
     assert router.applied[-1][1].schedules == ()
     assert turns > 20  # otherwise a handful
+
+
+def divided(number: int, *others: str, **more: object) -> bytes:
+    entry = {"queueName": "orders", "queueUri": "redis:///0?stream=s-{partition}", **more}
+    entries = [{**entry, "partitions": number}, *({"queueUri": f"memory://{n}"} for n in others)]
+    return json.dumps({"queues": entries}).encode()
+
+
+@pytest.mark.rule("PART-4")
+async def test_a_router_that_starts_again_keeps_the_number_of_partitions() -> None:
+    counts = Counts()
+    await syncing(SyncRouter(), Source([divided(2)]), partitions=counts).sync(first=True)
+    router, source = SyncRouter(), Source([divided(4), queues("a"), divided(4)])
+    again = syncing(router, source, partitions=counts)
+
+    await again.sync(first=True)
+
+    assert router.queue_names == ["orders-0", "orders-1"]
+    ((code, _, _, text),) = router.warnings
+    assert code == "CONFIG_CONFLICT"
+    assert "'orders' runs with 2 partitions, not 4: it stays so" in text
+
+    await again.sync(first=False)  # the entry is out for a sync
+    await again.sync(first=False)
+
+    assert len(router.queue_names) == 4
+    assert len(router.warnings) == 1
+    assert counts.numbers == {"orders": 4}
+
+
+@pytest.mark.rule("PART-4")
+async def test_partitions_are_written_down_only_when_they_change() -> None:
+    counts = Counts()
+    sync = syncing(SyncRouter(), Source([divided(2), divided(2, "a")]), partitions=counts)
+
+    await sync.sync(first=True)
+    await sync.sync(first=False)
+
+    assert (counts.numbers, counts.writes) == ({"orders": 2}, 1)
+
+
+@pytest.mark.rule("PART-4", "CFG-5")
+async def test_partitions_of_an_entry_that_is_bad_or_whose_source_is_away_are_not_forgotten() -> (
+    None
+):
+    counts = Counts({"orders": 2, "elsewhere": 3})
+    bad = divided(4, "a", ordering="strict", connections=2)
+    sources = Source([bad, bad, divided(4)]), Source([DOWN, queues("b"), queues("b")], "two")
+    router = SyncRouter()
+    sync = syncing(router, *sources, partitions=counts)
+
+    await sync.sync(first=True)
+
+    assert counts.numbers == {"orders": 2, "elsewhere": 3}
+
+    await sync.sync(first=False)
+
+    assert counts.numbers == {"orders": 2}  # no document has the other one
+
+    await sync.sync(first=False)
+
+    assert router.queue_names == ["orders-0", "orders-1", "b"]
+
+
+@pytest.mark.rule("PART-4", "CFG-3")
+async def test_a_full_disk_does_not_fail_a_sync(caplog: pytest.LogCaptureFixture) -> None:
+    counts = Counts(is_full=True)
+    sync = syncing(SyncRouter(), Source([divided(2)]), partitions=counts)
+
+    result = await sync.sync(first=True)
+    counts.is_full = False
+    await sync.sync(first=False)
+
+    assert result.ok
+    assert "the numbers of partitions cannot be kept: No space left on device" in caplog.text
+    assert counts.numbers == {"orders": 2}

@@ -210,6 +210,27 @@ def test_a_running_entry_keeps_its_number_of_partitions(number: int) -> None:
 
 
 @pytest.mark.rule("PART-4")
+@pytest.mark.parametrize("number", [2, 4])
+def test_an_entry_keeps_the_number_that_it_had_before_a_start(number: int) -> None:
+    document = read({**ENTRY, "partitions": number})
+
+    config, (conflict,) = unite([("a", document)], partitions={"orders": 3, "other": 9})
+
+    assert config == config_of(ENTRY)
+    assert f"'orders' runs with 3 partitions, not {number}" in conflict
+
+
+@pytest.mark.rule("PART-4")
+def test_a_queue_with_the_name_of_an_entry_of_the_past_starts_as_it_is() -> None:
+    plain = {"queueName": "orders", "queueUri": "amqp://host/?queue=orders"}
+
+    config, conflicts = unite([("a", read(plain))], partitions={"orders": 3})
+
+    assert config == config_of(plain)
+    assert conflicts == []
+
+
+@pytest.mark.rule("PART-4")
 def test_a_running_queue_stays_as_it_is_if_it_becomes_partitions_or_back() -> None:
     plain = {"queueName": "orders", "queueUri": "amqp://guest:secret@host/vhost?queue=orders"}
 

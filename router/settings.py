@@ -185,7 +185,8 @@ class Settings:
     limits_url: str | None = optional(
         "MESSAGE_ROUTER_LIMITS_URL", servers("redis", "rediss", "postgresql"),
         "`redis://` or `postgresql://` URL of the server over which routers share the rate limits "
-        "of pools; if not set: each router has its own", secret=True)
+        "of pools; if not set: the server of `STANDBY_LOCK_URL` with `STANDBY_SCOPE=queue`, unless "
+        "that is NATS; else each router has its own", secret=True)
     limits_key: str | None = optional("MESSAGE_ROUTER_LIMITS_KEY", text,
         "name of the limits on that server: routers with the same one share them; if not set: "
         "`STANDBY_LOCK_KEY`")
@@ -286,6 +287,7 @@ class Settings:
             self.queue_type or by_default,
             str(self.state_dir.absolute()),
             has_shared_store=self.order_store is not None,
+            locks_queues=self.standby_enabled,
         )
 
     @property

@@ -35,6 +35,7 @@ class SharedLimits:
         """`routers`: how many there are, until the server has said so."""
         self.is_away = False
         self.routers = routers
+        self._is_counted = routers > 1  # else there may be others, of which it does not know
         self.outages = 0
         self.changed = Signal()  # rung when the server goes or comes back, or a rate changes
         self._server = server
@@ -53,6 +54,7 @@ class SharedLimits:
         if routers is None:
             return
         self.routers = max(routers, 1)
+        self._is_counted = True
         if self.is_away:
             self.is_away = False
             self._alerts.withdraw(Code.LIMITS, SOURCE)
@@ -86,10 +88,13 @@ class SharedLimits:
         return answer
 
     def _lost(self, reason: str) -> None:
+        part = "its part of each rate"
+        if not self._is_counted:
+            part = "the whole of each rate: if there are others, set MESSAGE_ROUTER_REPLICAS"
         self._alerts.of(SOURCE)(
             Code.LIMITS,
             f"the limits server cannot be reached: {reason}; until it is back, this router takes"
-            " its part of each rate",
+            f" {part}",
         )
         if not self.is_away:
             self.is_away = True

@@ -173,6 +173,29 @@ async def test_a_warning_lasts_as_long_as_the_server_is_away() -> None:
 
 
 @pytest.mark.rule("LIM-1")
+@pytest.mark.parametrize(
+    ("routers", "was_there", "text"),
+    [
+        (1, False, "the whole of each rate: if there are others, set MESSAGE_ROUTER_REPLICAS"),
+        (3, False, "its part of each rate"),
+        (1, True, "its part of each rate"),
+    ],
+)
+async def test_a_router_that_knows_of_no_others_says_so_while_the_server_is_away(
+    routers: int, was_there: bool, text: str
+) -> None:
+    server = MemoryLimits()
+    limits, book = limits_of(server.of("one"), routers=routers)
+    if was_there:
+        await limits.look()
+    server.is_away = True
+    await limits.look()
+
+    (notice,) = book.list(now=0.0)
+    assert notice.message.endswith(f"until it is back, this router takes {text}")
+
+
+@pytest.mark.rule("LIM-1")
 async def test_a_server_that_does_not_answer_counts_as_away() -> None:
     server = MemoryLimits(takes=60)
     limits, book = limits_of(server.of("one"))

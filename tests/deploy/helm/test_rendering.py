@@ -29,14 +29,21 @@ STRICT: Final = {
     "settings": {"MESSAGE_ROUTER_DEAD_LETTER_URL": "none"},
 }
 ACTIVE: Final = {**BY_URL, "mode": "active-active"}
+KEDA: Final = {"enabled": True, "prometheus": {"address": "http://prometheus:9090"}}
 STANDBY: Final = {
     **BY_URL,
     "mode": "standby",
     "secrets": {"values": {"STANDBY_LOCK_URL": "redis://:hunter2@redis:6379/0"}},
 }
+LEASES: Final = {**STANDBY, "mode": "leases"}
+NO_VOLUME: Final = {
+    **BY_URL,
+    "persistence": {"enabled": False},
+    "settings": {"MESSAGE_ROUTER_DEAD_LETTER_URL": "none"},
+}
 SCALED: Final = {
     **ACTIVE,
-    "keda": {"enabled": True, "prometheus": {"address": "http://prometheus:9090"}},
+    "keda": KEDA,
 }
 MONITORED: Final = {
     name: {"enabled": True} for name in ("serviceMonitor", "prometheusRule", "dashboard")
@@ -45,6 +52,13 @@ DOCUMENT: Final = {
     "queues": [{"queueName": "orders", "queueUri": "sqs://orders.fifo"}],
     "processingPools": [{"code": "ORDERS", "concurrency": 5}],
 }
+
+
+def strict_by(**fields: str) -> dict[str, Any]:
+    """Values of several pods with a strict queue, and no order store that they share."""
+    entry = {"queueUri": "nats://n/?stream=S", "ordering": "strict", **fields}
+    return {"mode": "active-active", "routing": {"document": {"queues": [entry]}}}
+
 
 # What their operators know, of what the chart uses: there are no schemas of these in any package.
 CUSTOM_FIELDS: Final = {
@@ -441,6 +455,8 @@ def test_with_rules_for_what_is_called_the_network_policy_lets_out_that_and_name
         ({**BY_URL, "mode": "leases"}, "mode leases needs STANDBY_LOCK_URL"),
         ({**STRICT, "persistence": {"enabled": False}}, "a strict queue stores failed groups"),
         ({**STRICT, "mode": "active-active"}, "a strict queue stores failed groups"),
+        (strict_by(onFailure="block", onDeadLetter="hold"), "a strict queue stores failed groups"),
+        (strict_by(onFailure="park"), "a strict queue stores failed groups"),
         ({"persistence": {"enabled": False}}, "messages are lost with the pod"),
         ({**BY_URL, "persistence": {"enabled": False}}, "dead letters are lost with the pod"),
         ({**BY_URL, "keda": {"enabled": True}}, "mode single is one pod"),
@@ -475,11 +491,42 @@ def test_values_that_contradict_each_other_or_lose_messages_are_refused(
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"onFailure": "block"},
+        {"onFailure": "skip"},
+        {"queueUri": "postgresql:///?queue=orders"},
+        {"queueUri": "https://sqs.eu-west-1.amazonaws.com/1/orders.fifo"},
+        {"queueUri": "pgmq:///?queue=orders&fifo=true"},
+        {"ordering": "batch"},
+    ],
+)
+@pytest.mark.rule("ORD-1")
+def test_strict_queues_that_store_nothing_need_no_order_store(fields: dict[str, str]) -> None:
+    assert render(strict_by(**fields)).the("StatefulSet")
+
+
+@pytest.mark.rule("ORD-1")
+def test_a_pool_makes_queues_strict_that_say_nothing_else() -> None:
+    document = {
+        "queues": [{"queueUri": "nats://n/?stream=S"}],
+        "processingPools": [{"code": "A", "ordering": "strict"}],
+    }
+
+    with pytest.raises(Refused, match="a strict queue stores failed groups"):
+        render({"mode": "active-active", "routing": {"document": document}})
+
+
+@pytest.mark.parametrize(
     ("values", "told"),
     [
         ({}, "Messages wait in a file of the pod's own volume"),
         ({}, "it asks for no credentials"),
-        (ACTIVE, "on SQS FIFO and PostgreSQL only"),
+        (ACTIVE, "on SQS FIFO, on PostgreSQL, on PGMQ"),
+        (SCALED, "the full concurrency and rate of every pool"),
+        ({**LEASES, "keda": KEDA}, "Pods that KEDA adds take queues that become free"),
+        ({**LEASES, "keda": KEDA}, "If STANDBY_LOCK_URL is a NATS server, the full rate, too"),
+        (NO_VOLUME, "they need MESSAGE_ROUTER_ORDER_STORE"),
         (STANDBY, "Each pod keeps its own dead letters"),
         (MONITORED, "name it in networkPolicy.ingressFrom"),
     ],

@@ -69,6 +69,27 @@ file:///etc/message-router/routing.json
 {{- end -}}
 {{- end -}}
 
+{{- /* Whether failed groups of strict queues wait in a database: "true" or nothing. */ -}}
+{{- define "router.hasOrderStore" -}}
+{{- $name := "MESSAGE_ROUTER_ORDER_STORE" -}}
+{{- if or (hasKey .Values.secrets.values $name) (hasKey .Values.secrets.existing $name) -}}true{{- end -}}
+{{- end -}}
+
+{{- /*
+  Whether a queue of the document may store groups: "true" or nothing. A pool may make all of them strict. PostgreSQL and SQLite
+  store nothing elsewhere; SQS FIFO and PGMQ with `fifo=true` only what a dead letter holds.
+*/ -}}
+{{- define "router.parks" -}}
+{{- $byPool := contains "\"ordering\":\"strict\"" (toJson .Values.routing.document.processingPools) -}}
+{{- range .Values.routing.document.queues -}}
+{{- $uri := .queueUri | default .queueName | toString -}}
+{{- $isStrict := eq (.ordering | default (ternary "strict" "batch" $byPool)) "strict" -}}
+{{- $parks := not (or (has .onFailure (list "block" "skip")) (regexMatch "[.]fifo([?]|$)|^pgmq:.*fifo=true" $uri)) -}}
+{{- $isElsewhere := not (regexMatch "^(postgresql|sqlite):" $uri) -}}
+{{- if and $isStrict $isElsewhere (or $parks (eq (toString .onDeadLetter) "hold")) -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* Whether dead letters are in a file of the pod's own volume: "true" or nothing. */ -}}
 {{- define "router.keepsDeadLetters" -}}
 {{- $name := "MESSAGE_ROUTER_DEAD_LETTER_URL" -}}

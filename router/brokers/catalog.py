@@ -63,11 +63,16 @@ class Catalog:
             return UNKNOWN_BROKER  # opening the queue says why
 
     def naming(
-        self, queue_type: str, state_dir: str, *, has_shared_store: bool = False
+        self,
+        queue_type: str,
+        state_dir: str,
+        *,
+        has_shared_store: bool = False,
+        locks_queues: bool = False,
     ) -> QueueNames:
         """Return what queue names stand for. `state_dir`: absolute."""
         broker = QUEUE_TYPES[queue_type]
-        return QueueNames(self, broker, EMBEDDED, state_dir, has_shared_store)
+        return QueueNames(self, broker, EMBEDDED, state_dir, has_shared_store, locks_queues)
 
 
 @cache

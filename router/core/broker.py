@@ -108,6 +108,7 @@ class QueueNames(Struct, frozen=True):
     embedded: BrokerFacts  # of a router without a configuration
     state_dir: str  # absolute
     has_shared_store: bool = False  # an order store that other routers use, too (ORD-13)
+    locks_queues: bool = False  # no other router receives a queue at the same time (CFG-9, CFG-10)
 
     def uri(self, name: str) -> str:
         return _uri_of_name(self.broker, name, self.state_dir)

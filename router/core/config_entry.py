@@ -261,8 +261,8 @@ def read_queue(raw: object, notes: Notes, *, naming: QueueNames, connections: in
     _check_order(entry, own_connections)
     if entry.share:
         _check_share(entry, naming, uri, broker)
-    if entry.ordering == "strict" and broker.may_be_shared(uri):
-        text = f"{broker.name} does not keep a second router from this queue: run one, or a standby"
+    if entry.ordering == "strict" and broker.may_be_shared(uri) and not naming.locks_queues:
+        text = f"{broker.name} does not keep a second router from this queue: STANDBY_ENABLED does"
         notes.add("ordering", text, skipped=False)
     if entry.ordering == "strict":
         connections = 1

@@ -496,6 +496,18 @@ def test_an_order_that_cannot_be_kept_is_refused(
     assert text in document.problems[0].text
 
 
+@pytest.mark.rule("ORD-2")
+@pytest.mark.parametrize("locks_queues", [False, True])
+def test_a_strict_queue_that_nothing_keeps_to_one_router_is_noted(locks_queues: bool) -> None:
+    naming = replace(EMBEDDED, locks_queues=locks_queues)
+
+    document = read_queue({"queueUri": "redis:///0?stream=s", "ordering": "strict"}, naming)
+
+    assert len(document.config.queues) == 1
+    noted = [("$.queues[0].ordering", "QUEUE_VALIDATION")]
+    assert told(document) == ([] if locks_queues else noted)
+
+
 @pytest.mark.rule("ORD-13")
 @pytest.mark.parametrize(
     ("uri", "has_store", "text"),

@@ -16,8 +16,9 @@ from router.brokers.catalog import QUEUE_TYPES, broker_variables, installed, rea
 from router.brokers.workers import BrokerSettings
 from router.core.broker import QueueNames
 from router.core.config import DefaultRetry
-from router.core.config_entry import KEYS, MAX_SHOWN_CHARACTERS
+from router.core.config_entry import KEYS
 from router.core.trace import SamplingRule
+from router.core.typos import shown_name
 from router.core.warnings import Severity
 from router.setting_values import (
     AuthMode,
@@ -369,7 +370,7 @@ def _retry_notes(raw: str) -> Iterator[str]:
     for key in sorted(policy.keys() - KEYS["retry"]):
         close = get_close_matches(key, KEYS["retry"], n=1)
         advice = f": did you mean {close[0]}?" if close else ""
-        yield f"MESSAGE_ROUTER_DEFAULT_RETRY: {key[:MAX_SHOWN_CHARACTERS]} is ignored{advice}"
+        yield f"MESSAGE_ROUTER_DEFAULT_RETRY: {shown_name(key)} is ignored{advice}"
 
 
 def settings_table() -> str:

@@ -90,11 +90,15 @@ _MORE: Final = json_body(
 )
 
 
-class _BatchBody(Struct):
+class _BatchBody(Struct, forbid_unknown_fields=True):
     callback: Raw
     id: str | None = None
     size: Annotated[int, Meta(ge=1)] | None = None
     messages: Raw = Raw(b"[]")
+
+
+class _LooseBatchBody(_BatchBody, forbid_unknown_fields=False):
+    """One with fields that are ignored."""
 
 
 class _MessagesBody(Struct):
@@ -142,7 +146,7 @@ async def open_batch(
     messages. A repeated call adds no message twice if the messages have ids. The payload of the
     callback is `{"batchId","total","succeeded","failed","cancelled"}`.
     """
-    given = decode(await read_body(request), _BatchBody)
+    given = decode(await read_body(request), _LooseBatchBody if allow_unknown else _BatchBody)
     return await router.batches.open(
         queue,
         NewBatch(

@@ -148,7 +148,10 @@ class Discarded(ResponseModel):
 class ReplayOrder(RequestBody):
     """The parameters of a replay as JSON."""
 
-    model_config = ConfigDict(json_schema_extra={"example": {"reason": "CONFIG_ERROR"}})
+    # A misspelled `dryRun` would be a replay.
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"example": {"reason": "CONFIG_ERROR"}}
+    )
 
     queue: str | None = None
     pool: str | None = None

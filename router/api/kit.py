@@ -38,6 +38,7 @@ from router.core.redact import mask_urls
 from router.core.state import RouterState
 from router.core.timestamps import iso
 from router.core.trial import Trial
+from router.core.typos import UNKNOWN_FIELD, advice, fields_of, shown_name
 from router.core.warnings import WarningBook
 from router.engine.beat import ScheduleState
 from router.engine.config_sync import SyncStatus
@@ -162,7 +163,9 @@ async def read_json(
     try:
         return shape.model_validate_json(body)
     except ValidationError as error:
-        raise unprocessable(f"the body cannot be read: {in_words(error.errors())}") from None
+        known = [field.alias or name for name, field in shape.model_fields.items()]
+        text = in_words(error.errors(), known)
+        raise unprocessable(f"the body cannot be read: {text}") from None
 
 
 def json_body(
@@ -211,7 +214,11 @@ def _decode(body: bytes, shape: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=shape)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise unprocessable(f"the body cannot be read: {error}") from None
+        text = str(error)
+        if text.startswith(UNKNOWN_FIELD) and isinstance(shape, type) and issubclass(shape, Struct):
+            name = text.removeprefix(UNKNOWN_FIELD).removesuffix("`")
+            text = f"`{shown_name(name)}` is not a field{advice(name, fields_of(shape))}"
+        raise unprocessable(f"the body cannot be read: {text}") from None
 
 
 def unix_time(moment: datetime | None) -> float | None:

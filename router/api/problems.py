@@ -1,6 +1,6 @@
 """Errors as `application/problem+json`, whatever went wrong."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from router.core.redact import mask_urls
 from router.core.target import BadTarget
+from router.core.typos import advice, shown_name
 from router.engine.config_sync import SyncFailed
 from router.engine.dead_letters import ReplayBrokeOff
 from router.engine.publishing import BrokeOff, Rejected, WrongQueue
@@ -98,9 +99,18 @@ HANDLERS: Final[dict[Any, Any]] = {  # typed as FastAPI types them
 }
 
 
-def in_words(faults: Iterable[Mapping[str, Any]]) -> str:
-    """Describe faults that pydantic found, by name and rule, never by value."""
-    return "; ".join(
-        f"`{fault['loc'][-1]}`: {fault['msg']}" if fault["loc"] else fault["msg"]
-        for fault in faults
-    )
+def in_words(faults: Iterable[Mapping[str, Any]], known: Collection[str] = ()) -> str:
+    """Describe faults that pydantic found, by name and rule, never by value.
+
+    `known`: the fields that there are.
+    """
+    return "; ".join(_in_words(fault, known) for fault in faults)
+
+
+def _in_words(fault: Mapping[str, Any], known: Collection[str]) -> str:
+    if not fault["loc"]:
+        return str(fault["msg"])
+    name = str(fault["loc"][-1])
+    if fault["type"] == "extra_forbidden":
+        return f"`{shown_name(name)}` is not a field{advice(name, known)}"
+    return f"`{name}`: {fault['msg']}"

@@ -16,8 +16,10 @@ from router.api.kit import (
     as_is,
     body_schema,
     read_json,
+    unprocessable,
 )
 from router.core.redact import mask_urls
+from router.core.target import BadTarget
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +74,10 @@ async def test_target(router: CurrentRouter, request: Request) -> TrialView:
     who = "unknown" if request.client is None else request.client.host
     log.info("target tested", extra={"target": mask_urls(order.url), "by": who})
     payload = None if order.payload is None else msgspec.json.encode(order.payload)
-    trial = await router.test_target(order.url, payload)
+    try:
+        trial = await router.test_target(order.url, payload)
+    except BadTarget as error:
+        raise unprocessable(f"`url` {error}") from None
     outcome = trial.outcome
     sent: Sequence[Mapping[str, object]] = [msgspec.to_builtins(each) for each in trial.requests]
     return TrialView(

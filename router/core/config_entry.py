@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from difflib import get_close_matches
 from functools import lru_cache
 from inspect import isclass
 from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args, get_origin
@@ -54,8 +53,9 @@ from router.core.partitions import MAX_PARTITIONS
 from router.core.raw import Attribute, BadPointer, BrokerFact, Fact, Pointer, RawRoute, Value
 from router.core.redact import mask_urls, public_uri
 from router.core.returning import MAX_DELAY_SECONDS
-from router.core.target import PROCESS, BadTarget, read_target
+from router.core.target import PROCESS, BadTarget, TargetPolicy, read_target
 from router.core.target_table import has_dots
+from router.core.typos import UNKNOWN_FIELD, advice, fields_of, shown_name
 from router.core.warnings import Code
 
 MAX_NAME_CHARACTERS: Final = 512
@@ -73,8 +73,6 @@ MAX_ROUTES: Final = 1000  # of one queue
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 Number = int | float
-MAX_SHOWN_CHARACTERS: Final = 100  # of a name that nobody knows
-_UNKNOWN: Final = "Object contains unknown field `"
 T = TypeVar("T", bound=Struct)
 CRON_FIELDS: Final = 5
 EVENT_SOURCE: Final = "//message-router/"  # and the name of the target
@@ -211,16 +209,11 @@ def convert_entry(raw: object, entry_type: type[T]) -> T:
         name = where.strip(".`")
         if text.startswith("Invalid enum value"):  # the given one is of any length and content
             text = f"not one of {', '.join(_choices(entry_type, name))}"
-        elif text.startswith(_UNKNOWN):
-            unknown = text.removeprefix(_UNKNOWN).removesuffix("`")[:MAX_SHOWN_CHARACTERS]
-            text = f"unknown field `{unknown}`{_advice(entry_type, unknown)}"
+        elif text.startswith(UNKNOWN_FIELD):
+            unknown = text.removeprefix(UNKNOWN_FIELD).removesuffix("`")
+            meant = advice(unknown, fields_of(entry_type))
+            text = f"unknown field `{shown_name(unknown)}`{meant}"
         raise BadEntry(name, text) from None
-
-
-def _advice(entry_type: type[Struct], unknown: str) -> str:
-    known = [each.encode_name for each in msgspec.structs.fields(entry_type)]
-    close = get_close_matches(unknown, known, n=1)
-    return f": did you mean `{close[0]}`?" if close else ""
 
 
 def _choices(entry_type: type[Struct], path: str) -> Sequence[str]:
@@ -412,7 +405,8 @@ def _read_value(where: str, raw: object) -> Value | None:
     """Return a constant, or where a value is found in each message (RAW-2)."""
     if raw is None or isinstance(raw, str):
         return _text(where, raw, MAX_NAME_CHARACTERS)
-    shapes = 'must be a text, {"attribute": name}, {"body": pointer} or {"broker": fact}'
+    text = "" if where == "route.id" else "a text, "
+    shapes = f'must be {text}{{"attribute": name}}, {{"body": pointer}} or {{"broker": fact}}'
     if not isinstance(raw, dict) or len(raw) != 1:
         raise BadEntry(where, shapes)
     ((kind, given),) = raw.items()
@@ -822,6 +816,10 @@ def _read_match(match: str) -> str:
         raise BadEntry("match", "must not have credentials")
     if not match.isascii():
         raise BadEntry("match", "must be ASCII: percent-encode the path")
+    if "*" in target.host:
+        raise BadEntry("match", "must name one host: `*.` is for `hosts` of credentials only")
+    if (refusal := TargetPolicy().refuse_url(target)) is not None:
+        raise BadEntry("match", f"would never be used: {refusal}")
     parts = urlsplit(match)
     if "?" in match or "#" in match:
         raise BadEntry("match", "must not have a query or a fragment")

@@ -229,7 +229,7 @@ def check_document(body: bytes, naming: QueueNames, running: RoutingConfig | Non
     new, conflicts = unite([("the document", document)], old)
     problems = [
         *document.problems,
-        *(Problem("$.queues", Code.CONFIG_CONFLICT, text) for text in conflicts),
+        *(Problem("$", Code.CONFIG_CONFLICT, text) for text in conflicts),
     ]
     names = {queue.name for queue in new.queues}
     for schedule in new.schedules:

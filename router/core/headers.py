@@ -8,6 +8,7 @@ from urllib.parse import quote
 MAX_HEADERS: Final = 32
 MAX_HEADER_BYTES: Final = 8 * 1024  # of all names and values together
 
+_INSTEAD: Final = ": give a token in `authToken`, or `credentials` to the target"
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
 _AS_IT_IS: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _VALUE: Final = re.compile(r"[!-~](?:[\t -~]*[!-~])?")
@@ -72,9 +73,12 @@ def check_headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 def check_header(name: str, value: str) -> None:
     if not is_header_name(name):
-        raise BadHeader("a name is no header name")
+        # Not all of it: somebody may have written the whole header as its name.
+        begin = _NAME.match(name)
+        raise BadHeader(f"{begin[0] if begin else ''}… is no header name")
     if is_reserved(name):
-        raise BadHeader(f"{name} is set by the router")
+        instead = _INSTEAD if name.lower() == "authorization" else ""
+        raise BadHeader(f"{name} may not be set here{instead}")
     if not is_header_value(value):
         raise BadHeader(f"the value of {name} is empty, or not printable ASCII")
 

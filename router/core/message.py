@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from datetime import datetime
-from difflib import get_close_matches
 from enum import Enum
 from itertools import accumulate
 from operator import add
@@ -15,6 +14,7 @@ from msgspec import Meta, Raw, Struct, field
 from router.core.headers import BadHeader, check_headers
 from router.core.target import HANDLER, PROCESS, BadTarget, Target, read_target
 from router.core.trace import Span
+from router.core.typos import UNKNOWN_FIELD, advice, fields_of, shown_name
 
 DEFAULT_POOL: Final = "DEFAULT-POOL"
 DEFAULT_GROUP: Final = "__DEFAULT__"
@@ -268,12 +268,7 @@ _chain: Final = msgspec.json.Decoder(_Step | list[_Step] | None)
 _steps: Final = msgspec.json.Decoder(list[Raw])
 _fields: Final = msgspec.json.Decoder(dict[str, Raw])
 _NO_ID: Final = "then"
-_UNKNOWN: Final = "Object contains unknown field `"
-_KNOWN_FIELDS: Final = {
-    each.encode_name.lower(): each.encode_name for each in msgspec.structs.fields(Message)
-}
-_SIMILARITY: Final = 0.5  # `pool` and `poolCode` are 0.67, `target` and `mediationTarget` 0.57
-_FIELD_KEPT_CHARACTERS: Final = 64
+_KNOWN_FIELDS: Final = fields_of(Message)
 _PLACE: Final = re.compile(r" - at `\$((?:\[\d+\])?(?:\.then(?:\[\d+\])?)*)(.*)`\Z")
 
 
@@ -299,7 +294,7 @@ def parse(body: bytes) -> Message:
 
 def _parse_loosely(body: bytes, problem: str) -> Message:
     """Read a message that has unknown fields, if that is the problem with it."""
-    if not problem.startswith(_UNKNOWN):
+    if not problem.startswith(UNKNOWN_FIELD):
         raise Malformed(problem)
     try:
         return _loose.decode(body)
@@ -315,12 +310,11 @@ def refuse_unknown_fields(message: Message, body: bytes) -> None:
         _known.decode(body)
     except msgspec.MsgspecError as error:
         # All else was checked before.
-        text = str(error).removeprefix(_UNKNOWN).removesuffix("`")
+        text = str(error).removeprefix(UNKNOWN_FIELD).removesuffix("`")
         name, _, step = text.partition("` - at `$.")
-        name, place = name[:_FIELD_KEPT_CHARACTERS], f"{step}." if step else ""
-        close = get_close_matches(name.lower(), _KNOWN_FIELDS, n=1, cutoff=_SIMILARITY)
-        advice = f": did you mean `{_KNOWN_FIELDS[close[0]]}`?" if close else ""
-        raise Malformed(f"`{place}{name}` is not a field of a message{advice}") from None
+        shown = f"{step}.{shown_name(name)}" if step else shown_name(name)
+        meant = advice(name, _KNOWN_FIELDS)
+        raise Malformed(f"`{shown}` is not a field of a message{meant}") from None
 
 
 def _check_chain(message: Message) -> None:

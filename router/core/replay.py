@@ -23,12 +23,13 @@ class TargetChange(Struct, frozen=True):
 
     def problem(self) -> str | None:
         """Return why it cannot be used, or None."""
-        try:
-            is_local = read_target(self.new).is_local or read_target(self.old).is_local
-        except BadTarget as error:
-            return f"a prefix of a target {error}"
-        if is_local:
-            return "only HTTP targets can be changed"
+        for name, prefix in (("targetFrom", self.old), ("targetTo", self.new)):
+            try:
+                is_local = read_target(prefix).is_local
+            except BadTarget as error:
+                return f"`{name}` {error}"
+            if is_local:
+                return f"`{name}` must begin with https:// or http://"
         if self.old.endswith("/") != self.new.endswith("/"):  # a host could grow by what follows
             return "both prefixes end with a slash, or none does"
         return None

@@ -239,6 +239,15 @@ async def test_ids_of_batches_are_per_queue(api: httpx.AsyncClient, router: Hand
     assert [item.message.id for item in router.stores.stores["more jobs"].published] == ["a"]
 
 
+@pytest.mark.rule("CMD-4", "BRK-2")
+async def test_a_misspelled_list_of_messages_is_not_swallowed(api: httpx.AsyncClient) -> None:
+    batch = {"callback": CALLBACK, "mesages": [ONE]}
+
+    answer = await api.post("/batches", json=batch)
+    assert_problem(answer, 422, "`mesages` is not a field: did you mean `messages`?")
+    assert (await api.post("/batches?allowUnknown=true", json=batch)).json()["accepted"] == 0
+
+
 @pytest.mark.rule("CMD-4")
 async def test_an_unknown_batch_is_not_found(api: httpx.AsyncClient) -> None:
     assert_problem(await api.get("/batches/b"), 404, "there is no such batch")

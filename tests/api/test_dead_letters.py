@@ -429,3 +429,15 @@ async def test_a_store_that_fails_is_told_as_such(
     answer = await api.get("/dead-letters/1")
 
     assert_problem(answer, 503, "the disk is gone")
+
+
+@pytest.mark.rule("DLQ-2")
+async def test_a_misspelled_order_is_no_replay(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    await keep(router, LETTER)
+
+    answer = await api.post("/dead-letters/replay", json={"dryrun": True})
+
+    assert_problem(answer, 422, "`dryrun` is not a field: did you mean `dryRun`?")
+    assert (await api.get("/dead-letters")).json()["items"][0]["replayedAt"] is None

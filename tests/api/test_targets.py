@@ -62,6 +62,13 @@ async def test_what_is_no_target_is_refused(api: httpx.AsyncClient, body: object
 
 
 @pytest.mark.rule("TGT-10")
+async def test_a_refusal_names_the_field(api: httpx.AsyncClient) -> None:
+    assert_problem(await api.post("/targets/test", json={"url": "nonsense"}), 422, "`url` is not")
+    answer = await api.post("/targets/test", json={**ORDER, "paylod": 1})
+    assert_problem(answer, 422, "`paylod` is not a field: did you mean `payload`?")
+
+
+@pytest.mark.rule("TGT-10")
 async def test_beyond_loopback_only_callers_with_credentials_may_test(
     router: HandMadeRouter,
 ) -> None:

@@ -154,8 +154,8 @@ async def test_a_replay_to_a_target_that_is_refused_is_left_out(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ("https://a", "nowhere", "a prefix of a target"),
-        ("process:x", "https://a", "only HTTP targets"),
+        ("https://a", "nowhere", "`targetTo` is not an absolute URL"),
+        ("process:x", "https://a", "`targetFrom` must begin with"),
         ("https://a/", "https://b", "both prefixes end with a slash"),
     ],
 )

@@ -143,6 +143,8 @@ def test_an_entry_of_events_has_a_source_by_default() -> None:
         ({"match": "https://api.test/?x"}, ".match", "query or a fragment"),
         ({"match": "https://api.test/#x"}, ".match", "query or a fragment"),
         ({"match": "https://api.test/a/../b"}, ".match", "`.` or `..`"),
+        ({"match": "https://*.test/"}, ".match", "must name one host"),
+        ({"match": "https://10.1/"}, ".match", "an unusual spelling"),
         ({"timeoutMs": 0}, ".timeoutMs", "above 0"),
         ({"concurrency": 1.5}, ".concurrency", "whole number"),
         ({"rateLimitPerMinute": -1}, ".rateLimitPerMinute", "above 0"),
@@ -154,14 +156,15 @@ def test_an_entry_of_events_has_a_source_by_default() -> None:
         ({"format": "cloudEventStructured"}, ".ceType", "is needed for the format cloudEventStr"),
         ({"format": "cloudEvent", "ceType": "a\nb"}, ".ceType", "not printable ASCII"),
         ({"httpVersion": "HTTP_3"}, ".httpVersion", "not one of HTTP_1_1, HTTP_2"),
-        ({"headers": {"bad name": "x"}}, ".headers", "no header name"),
+        ({"headers": {"bad name": "x"}}, ".headers", "bad… is no header name"),
+        ({"headers": {"": "x"}}, ".headers", "… is no header name"),
         ({"headers": {"X-A": "a\r\nB: c"}}, ".headers", "not printable ASCII"),
         ({"headers": {"X-A": ""}}, ".headers", "empty"),
         ({"headers": {"X-A": "1", "x-a": "2"}}, ".headers", "twice"),
         ({"headers": {f"X-{n}": "1" for n in range(MAX_HEADERS + 1)}}, ".headers", "more than"),
         ({"headers": {"X-A": "1" * MAX_HEADER_BYTES}}, ".headers", "larger than"),
         *(
-            ({"headers": {name: "x"}}, ".headers", "is set by the router")
+            ({"headers": {name: "x"}}, ".headers", "may not be set here")
             for name in (
                 "authorization",
                 "Cookie",

@@ -43,7 +43,13 @@ from router.engine.alerts import Alerts
 from router.engine.beat import Beat, ScheduleState, SharedTicks
 from router.engine.breaker import Breaker, Breakers
 from router.engine.chores import Chores
-from router.engine.config_sync import ConfigSync, SyncFailed, SyncRules, SyncStatus
+from router.engine.config_sync import (
+    SYNC_SOURCE,
+    ConfigSync,
+    SyncFailed,
+    SyncRules,
+    SyncStatus,
+)
 from router.engine.controls import Controls
 from router.engine.dead_letters import DeadLetterReplay
 from router.engine.delivery import Mediator
@@ -94,6 +100,8 @@ class Router:
         self._settings, self._notifier, self._lag = settings, notifier, LoopLag()
         self._sender, self._new_id = ports.sender, new_id
         self._testing = False  # a target, right now
+        self._flaws: frozenset[str] = frozenset()  # of `targets`, that were warned of
+        self._sender.on_change = self._warn_of_flaws
         alerts, publishing, store = manager.deps.alerts, manager.deps.publishing, ports.store
         self.port = 0  # of the API
         self.manager = manager
@@ -233,12 +241,20 @@ class Router:
             raise SyncFailed("MESSAGE_ROUTER_ENABLED is false")
         if self.reader.shutting_down:
             raise SyncFailed("the router is shutting down")
-        warn = self.manager.deps.alerts.of("ConfigSync")
-        for flaw in self._sender.use(config.targets):
-            warn(Code.CREDENTIALS, flaw, Severity.CRITICAL)
+        self._sender.use(config.targets)
+        self._warn_of_flaws()
         settings = self._settings
         share = divided(config, settings.limit_sharers, rates=self.limits is None)
         return await self.election.apply(share)
+
+    def _warn_of_flaws(self) -> None:
+        """Warn of entries of `targets` that send nothing, and take back what is over (TGT-4)."""
+        alerts, flaws = self.manager.deps.alerts, self._sender.flaws()
+        if not self._flaws <= set(flaws):
+            alerts.withdraw(Code.CREDENTIALS, SYNC_SOURCE)
+        self._flaws = frozenset(flaws)
+        for flaw in flaws:
+            alerts.of(SYNC_SOURCE)(Code.CREDENTIALS, flaw, Severity.CRITICAL)
 
 
 def _election(

@@ -8,7 +8,6 @@ variables that hold the secrets; it contains none itself.
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from difflib import get_close_matches
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Annotated, Final, Literal
@@ -19,6 +18,7 @@ from msgspec import Meta, Struct
 from router.core.headers import is_header_name, is_header_value, is_reserved
 from router.core.message import NOT_JSON, has_more_containers, is_too_deep
 from router.core.target import BadTarget, Target, read_target
+from router.core.typos import UNKNOWN_FIELD, advice, fields_of, shown_name
 
 MAX_FILE_BYTES: Final = 1024 * 1024
 MAX_SECRET_BYTES: Final = 64 * 1024
@@ -212,12 +212,8 @@ _SECRETS: Final[Mapping[Kind, str]] = {
 _MAY_HAVE: Final[Mapping[Kind, Sequence[str]]] = {Kind.OAUTH2: ("scope", "audience", "clientAuth")}
 
 
-_FIELDS: Final = [
-    field.encode_name for kind in (_Entry, _KeyEntry) for field in msgspec.structs.fields(kind)
-]
+_SHAPE: Final = '; the file is {"credentials": [{"name": …, "type": …, "hosts": […], …}]}'
 _CHOICES: Final[Mapping[str, Sequence[str]]] = {"type": list(Kind), "clientAuth": ("basic", "post")}
-_SHOWN_CHARACTERS: Final = 100  # of a name that nobody knows
-_UNKNOWN: Final = "Object contains unknown field `"
 
 
 class _File(Struct, forbid_unknown_fields=True):
@@ -236,7 +232,9 @@ def read_credentials(content: bytes) -> Mapping[str, Credential]:
             raise BadCredentials(f"more than {MAX_CONTAINERS} lists and objects")
         entries = msgspec.json.decode(content, type=_File).credentials
     except NOT_JSON as error:
-        raise BadCredentials(_shown(error)) from None
+        text = _shown(error, _File)
+        is_json = isinstance(error, msgspec.ValidationError)
+        raise BadCredentials(f"{text}{_SHAPE if is_json else ''}") from None
     found: dict[str, Credential] = {}
     for index, raw in enumerate(entries):
         where = f"$.credentials[{index}]"
@@ -244,7 +242,7 @@ def read_credentials(content: bytes) -> Mapping[str, Credential]:
             entry = msgspec.convert(raw, _Entry)
             credential = _read_entry(entry)
         except msgspec.ValidationError as error:
-            raise BadCredentials(f"{where}: {_shown(error)}") from None
+            raise BadCredentials(f"{where}: {_shown(error, _Entry, _KeyEntry)}") from None
         except BadCredentials as error:
             raise BadCredentials(f"{where}: {error}") from None
         if credential.name in found:
@@ -253,7 +251,7 @@ def read_credentials(content: bytes) -> Mapping[str, Credential]:
     return found
 
 
-def _shown(error: Exception) -> str:
+def _shown(error: Exception, *shapes: type[Struct]) -> str:
     """Return the text of an error without what was given: it may be a misplaced secret."""
     if isinstance(error, UnicodeDecodeError):
         return "not UTF-8"
@@ -261,18 +259,17 @@ def _shown(error: Exception) -> str:
     if text.startswith("Invalid enum value"):
         field = where.removeprefix("$.").removesuffix("`")
         return f"`{field}` is not one of {', '.join(_CHOICES[field])}"
-    if text.startswith(_UNKNOWN):
-        field = text.removeprefix(_UNKNOWN).removesuffix("`")[:_SHOWN_CHARACTERS]
-        text = f"unknown field `{field}`{_advice(field)}"
+    if text.startswith(UNKNOWN_FIELD):
+        field = text.removeprefix(UNKNOWN_FIELD).removesuffix("`")
+        text = f"unknown field `{shown_name(field)}`{_advice(field, fields_of(*shapes))}"
     return text + at + where
 
 
-def _advice(unknown: str) -> str:
+def _advice(unknown: str, known: Sequence[str]) -> str:
     """Return what to write instead of a field that there is not."""
     if unknown in {*_SECRETS.values(), "keyPassword"}:
         return f": no secret is written here, so give `{unknown}File` or `{unknown}Env`"
-    close = get_close_matches(unknown, _FIELDS, n=1)
-    return f": did you mean `{close[0]}`?" if close else ""
+    return advice(unknown, known)
 
 
 def _read_entry(entry: _Entry) -> Credential:
@@ -390,7 +387,7 @@ def read_host(text: str) -> HostRule:
     lower = text.lower()
     if "/" in lower:
         raise BadCredentials(
-            "`hosts`: give the host of a URL alone, with its port if that is not 443"
+            "`hosts`: give a host alone, without scheme, path or mask, with its port if not 443"
         )
     if lower == "*":
         raise BadCredentials("`hosts`: '*' covers everything: name the hosts")
@@ -406,7 +403,9 @@ def read_host(text: str) -> HostRule:
         or not all(map(_LABEL.fullmatch, labels))
         or _ENDS_IN_A_NUMBER.search(name)
     ):
-        raise BadCredentials(f"`hosts`: {text[:100]!r} is no host name and no IP address")
+        hint = ": leave out the dot at its end" if name.endswith(".") else ""
+        hint = ": `*.` stands at the beginning, before a name" if "*" in name else hint
+        raise BadCredentials(f"`hosts`: {text[:100]!r} is no host name and no IP address{hint}")
     if is_wildcard and len(labels) < _MIN_LABELS:
         raise BadCredentials(f"`hosts`: {text[:100]!r} covers too much: two labels behind `*.`")
     return HostRule(f".{name}" if is_wildcard else name, port, is_wildcard)
@@ -464,6 +463,36 @@ class _TokenReply(Struct):
 
 
 _token_reply: Final = msgspec.json.Decoder(_TokenReply)
+
+
+# What a token endpoint may answer (RFC 6749, 5.2). Nothing else of it is shown.
+_REFUSALS: Final = frozenset(
+    {
+        "invalid_request",
+        "invalid_client",
+        "invalid_grant",
+        "unauthorized_client",
+        "unsupported_grant_type",
+        "invalid_scope",
+    }
+)
+
+
+class _TokenRefusal(Struct):
+    error: str
+
+
+_token_refusal: Final = msgspec.json.Decoder(_TokenRefusal)
+
+
+def token_refusal(body: bytes) -> str | None:
+    """Return why a token endpoint gives no token, if it says so by a code that is known."""
+    try:
+        body.decode()
+        code = _token_refusal.decode(body).error
+    except NOT_JSON:
+        return None
+    return code if code in _REFUSALS else None
 
 
 def read_token(body: bytes) -> Token:

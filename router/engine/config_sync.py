@@ -32,6 +32,7 @@ from router.ports import ConfigSource, ConfigUnavailable
 
 log = logging.getLogger(__name__)
 
+SYNC_SOURCE: Final = "ConfigSync"  # of its warnings
 LARGE_DOCUMENT_BYTES: Final = 64 * 1024
 LARGE_DOCUMENT_ENTRIES: Final = 1000  # 100,000 take 0.4 s to unite, and messages do not wait
 
@@ -126,7 +127,7 @@ class ConfigSync:
     ) -> None:
         self._sources = [_Source(source) for source in sources]
         self._apply = apply
-        self._warn = alerts.of("ConfigSync")
+        self._warn = alerts.of(SYNC_SOURCE)
         self._rules = rules
         self._wall = wall
         self._partitions = partitions

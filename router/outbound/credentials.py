@@ -34,6 +34,7 @@ from router.core.credentials import (
     read_credentials,
     read_token,
     refusal,
+    token_refusal,
 )
 from router.core.headers import is_header_value
 from router.core.outcome import Answer, NoReply
@@ -230,6 +231,11 @@ class LiveCredential:
     def problem(self) -> str:
         """The problem with it, if there is one."""
         return self.file_error or ("the target answers HTTP 401" if self.is_refused else "")
+
+    def has_expired(self, now: float) -> bool:
+        """Return whether its certificate has."""
+        until = None if self.contents is None else self.contents.certificate_until
+        return until is not None and until <= now
 
     @property
     def tls(self) -> Tls | None:
@@ -453,7 +459,9 @@ class OAuthCredential(LiveCredential):
         if isinstance(answer, NoReply):
             raise BadToken(f"the token endpoint cannot be reached: {answer.detail}")
         if answer.status != HTTPStatus.OK:
-            raise BadToken(f"the token endpoint answered HTTP {answer.status}")
+            code = token_refusal(answer.body)
+            why = "" if code is None else f" ({code})"
+            raise BadToken(f"the token endpoint answered HTTP {answer.status}{why}")
         if answer.too_long or len(answer.body) > MAX_TOKEN_BYTES:
             raise BadToken(f"the token endpoint answered more than {MAX_TOKEN_BYTES} bytes")
         return read_token(answer.body)
@@ -466,6 +474,11 @@ class AwsCredential(LiveCredential):
         super().__init__(config, wall)
         self._account: Account | None = None
         self._latest: Auth | None = None
+        self._chain_error = ""
+
+    @property
+    def problem(self) -> str:
+        return self.file_error or self._chain_error or super().problem
 
     async def prepare(self) -> Auth:
         tls = self.tls
@@ -474,9 +487,9 @@ class AwsCredential(LiveCredential):
                 self._account = await find_aws_account()
             aws = await self._account.credentials()
         except (AwsUnavailable, NoAwsCredentials, ImportError) as error:
-            self.file_error = str(error)
+            self._chain_error = str(error)
             raise Unusable(f"credentials {self.name}: {error}") from None
-        self.file_error = ""
+        self._chain_error = ""
         latest = self._latest
         if latest is None or latest.aws is not aws or latest.tls is not tls:
             secrets = spellings((aws.token or "").encode())
@@ -511,14 +524,14 @@ class CredentialStore:
         self._wall = wall
         self._env = env
         self._look_seconds = look_seconds
-        self._content, self._note = read_private(path, MAX_FILE_BYTES)
+        self._content, _ = read_private(path, MAX_FILE_BYTES)
         self._configs = read_credentials(self._content)
         self._live: dict[str, LiveCredential] = {}
         self._post: Post | None = None
         self._looking: asyncio.Task[None] | None = None
         self._look_now = asyncio.Lock()
         self._looked_at = 0.0  # loop time
-        self._warned: dict[str, None] = {}  # sources of warnings that are in force
+        self._warned: dict[str, str] = {}  # warnings that are in force: source → text
         self.on_change: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
@@ -558,23 +571,22 @@ class CredentialStore:
         async with self._look_now:
             has_changed, self._looked_at = False, asyncio.get_running_loop().time()
             try:
-                content, self._note = await asyncio.to_thread(
-                    read_private, self._path, MAX_FILE_BYTES
-                )
+                content, note = await asyncio.to_thread(read_private, self._path, MAX_FILE_BYTES)
                 if content != self._content:
                     self._configs = read_credentials(content)
                     self._content = content
                     self._make(self._configs)
                     has_changed = True
-                self._withdraw("file")
+                if note is None:
+                    self._withdraw("file")
+                else:
+                    self._raise("file", f"the credentials file: {note}", Severity.WARN)
             except BadCredentials as error:  # the last good one is kept
                 self._raise("file", f"the credentials file: {error}", Severity.CRITICAL)
             found = await asyncio.to_thread(self._read_all)
             for live, contents in found:
                 has_changed = live.update(contents) or has_changed
                 self._report(live, contents)
-            if self._note is not None:
-                self._raise("file", f"the credentials file: {self._note}", Severity.WARN)
         if has_changed:
             self.on_change()
         return has_changed
@@ -635,7 +647,9 @@ class CredentialStore:
             self._withdraw(name)
 
     def _raise(self, name: str, text: str, severity: Severity) -> None:
-        self._warned[name] = None
+        if self._warned.get(name, text) != text:
+            self._withdraw(name)  # what was said before is over
+        self._warned[name] = text
         self._warnings.raise_(f"{SOURCE}:{name}", Code.CREDENTIALS, text, severity)
 
     def _withdraw(self, name: str) -> None:
@@ -649,7 +663,7 @@ def _expiry_warning(live: LiveCredential, now: float) -> tuple[str, Severity] | 
     until = None if live.contents is None else live.contents.certificate_until
     if until is None:
         return None
-    if until <= now:
+    if live.has_expired(now):
         return f"credentials {live.name}: the certificate has expired", Severity.CRITICAL
     for days, severity in EXPIRY_WARNINGS:
         if until - now <= days * DAY_SECONDS:

@@ -19,7 +19,7 @@ from router.core.config import BodyFormat, TargetConfig
 from router.core.headers import header_text
 from router.core.leadership import Leadership
 from router.core.message import Message, Origin, RawMessage
-from router.core.outcome import Answer, Cause, NoReply, judge
+from router.core.outcome import Answer, Cause, NoReply, Reply, judge
 from router.core.redact import MASK, mask_spellings, mask_urls
 from router.core.target import TargetPolicy, read_target
 from router.core.target_table import TargetTable
@@ -37,6 +37,10 @@ log = logging.getLogger(__name__)
 _DEFAULTS: Final = CurlOptions()
 _PROXY_READS: Final = "MEDIATOR_PROXY would read them over plain http: use https"
 _UNAUTHORIZED: Final = HTTPStatus.UNAUTHORIZED.value
+# What targets answer to a certificate that they do not accept; nginx answers 400.
+_CERTIFICATE_REFUSALS: Final = (HTTPStatus.BAD_REQUEST, _UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+# Or it ends the connection. Then libcurl does not always see the alert that says why.
+_CUT_OFF: Final = re.compile(r"alert|failure|reset|[Ee]mpty reply|unexpected eof")
 MIN_TIMEOUT_SECONDS: Final = 1.0  # of a request that is repeated with a new token
 # Headers whose values a trial shows: what they begin with.
 _SHOWN_HEADERS: Final = (
@@ -75,6 +79,12 @@ class _Request(Struct, eq=False):
     headers: list[str | bytes]
     body: bytes
     timeout: float
+
+
+class _Unauthorized(NoReply, frozen=True, kw_only=True):
+    """A 401 to credentials of our own. Only a trial shows what the target said (TGT-10)."""
+
+    reply: Reply
 
 
 class Poster(Protocol):
@@ -159,6 +169,7 @@ class HttpSender:
         self._channels: dict[tuple[str, str | None, Tls | None], Channel] = {}
         self._retired: list[Channel] = []  # their last requests may be open
         self._noted: set[str] = set()  # credentials that replace the `authToken` of messages
+        self.on_change: Callable[[], None] = lambda: None  # of the credentials
 
     def __repr__(self) -> str:
         return f"HttpSender({self._loop!r})"
@@ -166,7 +177,7 @@ class HttpSender:
     async def __aenter__(self) -> Self:
         await self._loop.__aenter__()
         if self._credentials is not None:
-            self._credentials.on_change = self._forget
+            self._credentials.on_change = self._credentials_changed
             await self._credentials.open(self._post)
         return self
 
@@ -176,9 +187,13 @@ class HttpSender:
         await self._loop.__aexit__(*exc_info)
 
     def use(self, entries: Iterable[TargetConfig]) -> Sequence[str]:
-        """Send by these entries from now on. Return which of them send nothing, and why."""
+        """Send by these entries from now on. Return what `flaws` does."""
         self._table = TargetTable(entries)
         self._forget()
+        return self.flaws()
+
+    def flaws(self) -> Sequence[str]:
+        """Return which entries of `targets` send nothing, and why (TGT-4)."""
         flaws = []
         for entry in self._table.entries:
             flaw = self._flaw_of(entry, entry.match)
@@ -239,7 +254,7 @@ class HttpSender:
             )
             if not _is_unauthorized(answer):
                 credential.is_refused = False
-                return _without_echo(answer, auth)
+                return self._judged(answer, credential, auth)
             newer = await store.renew(credential, auth)
             if newer is not None:
                 auth = newer
@@ -251,12 +266,27 @@ class HttpSender:
                 )
         except Unusable as error:
             return NoReply(Cause.NO_CREDENTIALS, str(error))
+        answer = self._judged(answer, credential, auth)
         credential.is_refused = _is_unauthorized(answer)
-        if not credential.is_refused:
-            return _without_echo(answer, auth)
+        if isinstance(answer, NoReply) or not credential.is_refused:
+            return answer
         origin = read_target(place.url).origin
         text = f"credentials {credential.name}: {origin} answers HTTP 401 to them"
-        return NoReply(Cause.NO_CREDENTIALS, text)
+        return _Unauthorized(Cause.NO_CREDENTIALS, text, reply=answer)
+
+    def _judged(self, answer: Answer, credential: LiveCredential, auth: Auth) -> Answer:
+        """Return an answer without our secrets, and say what our certificate has to do with it."""
+        if auth.tls is None or auth.tls.certificate is None:
+            return _without_echo(answer, auth)
+        if not _may_be_about_certificate(answer):
+            return _without_echo(answer, auth)
+        if credential.has_expired(self._wall()):
+            text = f"credentials {credential.name}: their certificate has expired"
+            return NoReply(Cause.NO_CREDENTIALS, text)
+        if isinstance(answer, NoReply):
+            text = f"the target may refuse the certificate of credentials {credential.name}"
+            return replace(answer, detail=f"{answer.detail}: {text}")
+        return _without_echo(answer, auth)
 
     def _add_auth(
         self, request: "_Request", credential: LiveCredential, auth: Auth, place: Destination
@@ -300,6 +330,10 @@ class HttpSender:
             self._channels[key] = channel
         return channel
 
+    def _credentials_changed(self) -> None:
+        self._forget()
+        self.on_change()
+
     def _forget(self) -> None:
         """Find each destination again, and let go of certificates that were replaced."""
         self._destination.cache_clear()
@@ -317,6 +351,9 @@ class HttpSender:
         answer = await double.send(message, 1, timeout)
         entry = self._table.find(message.target) if self._table else None
         outcome = judge(answer, self._wall)
+        if isinstance(answer, _Unauthorized):
+            answer = answer.reply
+            outcome = replace(outcome, status=answer.status)
         reply = b"" if isinstance(answer, NoReply) else answer.body[:REPLY_SHOWN_BYTES]
         return Trial(
             id=message.id,
@@ -429,6 +466,13 @@ def _body_of(message: Message, entry: TargetConfig | None) -> bytes:
     if message.payload and message.has_payload:
         return b'{"messageId":%b,"payload":%b}' % (_encode(message.id), message.payload)
     return b'{"messageId":%b}' % _encode(message.id)
+
+
+def _may_be_about_certificate(answer: Answer) -> bool:
+    """Return whether a target might answer so to a certificate that it does not accept (TGT-7)."""
+    if isinstance(answer, NoReply):
+        return answer.cause is Cause.BROKEN and _CUT_OFF.search(answer.detail) is not None
+    return answer.status in _CERTIFICATE_REFUSALS
 
 
 def _is_unauthorized(answer: Answer) -> bool:

@@ -1,5 +1,6 @@
-"""Secrets of the router are nowhere: a real process, whose targets repeat all that they get."""
+"""Credentials in a real process: shown nowhere, and warned of only as long as they are wrong."""
 
+import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -123,3 +124,28 @@ async def test_no_secret_is_anywhere_although_targets_repeat_them(
     assert [
         place for place, text in everything.items() if any(secret in text for secret in hidden)
     ] == []
+
+
+@pytest.mark.rule("TGT-4", "OPS-2")
+async def test_a_warning_of_a_target_is_over_when_its_credentials_come(
+    site: Site, tmp_path: Path
+) -> None:
+    async with listening() as target:
+        key = {"name": "key", "type": "header", "header": "X-Key", "allowHttp": True}
+        key |= {"valueFile": write(tmp_path / "key", "k"), "hosts": [f"localhost:{target.port}"]}
+        site.settings["MESSAGE_ROUTER_CREDENTIALS_FILE"] = str(write_file(tmp_path))
+        site.configure(
+            {"code": "P", "concurrency": 1},
+            targets=[{"name": "t", "match": target.url, "credentials": "key"}],
+        )
+        async with site.router() as router:
+            before = await router.warnings("CREDENTIALS")
+            write_file(tmp_path, key)
+            for _ in range(150):  # it looks at the file every 10 s
+                if not (after := await router.warnings("CREDENTIALS")):
+                    break
+                await asyncio.sleep(0.1)
+
+    [warning] = before
+    assert warning["message"] == "target t: credentials key are not in the credentials file"
+    assert after == []

@@ -44,6 +44,7 @@ from router.core.credentials import (
     read_credentials,
     read_host,
     read_token,
+    token_refusal,
 )
 from router.core.envelope import CommandReader
 from router.core.headers import is_header_value
@@ -375,6 +376,7 @@ def credentials(data: bytes) -> None:
 
 
 def token(data: bytes) -> None:
+    _can_be_shown(token_refusal(data) or "", secret=True)
     try:
         read = read_token(data)
     except BadToken as error:

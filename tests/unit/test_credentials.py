@@ -18,6 +18,7 @@ from router.core.credentials import (
     read_credentials,
     read_host,
     read_token,
+    token_refusal,
 )
 from router.core.target import read_target
 
@@ -100,8 +101,10 @@ def test_signatures_are_read() -> None:
         ({**CRM, "valueFiel": "/s3cret"}, "unknown field `valueFiel`: did you mean `valueFile`?"),
         ({**CRM, "zzz": "s3cret"}, "unknown field `zzz`"),
         ({**HOOKS, "keys": [{"value": "s3cret"}]}, "give `valueFile` or `valueEnv`"),
-        ({**CRM, "hosts": ["https://crm.test"]}, "give the host of a URL alone"),
+        ({**CRM, "hosts": ["https://crm.test"]}, "give a host alone, without scheme, path or mask"),
         ({**CRM, "hosts": ["*"]}, "'*' covers everything"),
+        ({**CRM, "hosts": ["crm.test."]}, "leave out the dot at its end"),
+        ({**CRM, "hosts": ["crm.*.test"]}, "`*.` stands at the beginning"),
         ({**CRM, "type": "s3cret"}, "`type` is not one of header, basic, bearer, oauth2, mtls"),
         ({**CRM, "name": "a b"}, "Expected `str` matching regex"),
         ({**CRM, "hosts": []}, "Expected `array` of length >= 1"),
@@ -153,8 +156,9 @@ def test_a_bad_entry_is_refused_with_its_place_and_without_its_value(
     ("content", "text"),
     [
         (b"", "truncated"),
-        (b"[]", "Expected `object`"),
-        (b'{"credentials": [], "more": 1}', "unknown field"),
+        (b"[]", r'Expected `object`.*; the file is {"credentials": \['),
+        (b'{"credentials": [], "more": 1}', "unknown field `more`; the file is"),
+        (b'{"credential": []}', "`credential`: did you mean `credentials`?"),
         (b"\xff", "not UTF-8"),
         (b'{"credentials":' + b"[" * 65, "nested too deep"),
         (b'{"credentials":' + b"[" * 100_000, "nested too deep"),
@@ -321,3 +325,20 @@ def test_an_answer_that_is_no_token_is_refused_and_not_shown(body: bytes) -> Non
 @pytest.mark.rule("TGT-6")
 def test_a_token_does_not_show_itself() -> None:
     assert "s3cret" not in repr(read_token(b'{"access_token": "s3cret"}'))
+
+
+@pytest.mark.rule("TGT-5", "TGT-6")
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b'{"error": "invalid_client", "error_description": "s3cret"}', "invalid_client"),
+        (b'{"error": "s3cret"}', None),
+        (b'{"error": 1}', None),
+        (b'{"error": "invalid_client\xff"}', None),
+        (b"<html>", None),
+    ],
+)
+def test_why_there_is_no_token_is_shown_if_it_is_a_code_of_the_standard(
+    body: bytes, code: str | None
+) -> None:
+    assert token_refusal(body) == code

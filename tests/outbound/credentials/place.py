@@ -31,6 +31,7 @@ class Place:
     sender: HttpSender
     store: CredentialStore
     raised: dict[str, tuple[str, Severity]] = field(default_factory=dict)  # by source
+    withdrawn: list[str] = field(default_factory=list)  # sources
 
     async def send(self, url: str, timeout: float = 5.0, **fields: Any) -> Answer:
         return await self.sender.send(Message(id="m-1", target=url, **fields), 1, timeout)
@@ -70,13 +71,16 @@ async def sending(
     **more: Any,
 ) -> AsyncIterator[Place]:
     raised: dict[str, tuple[str, Severity]] = {}
+    withdrawn: list[str] = []
 
     def raise_(source: str, code: str, text: str, severity: Severity) -> None:
         assert code == "CREDENTIALS"
+        assert raised.get(source, (text, severity)) == (text, severity)  # one at a time
         raised[source] = (text, severity)
 
     def withdraw(source: str, _code: str) -> None:
         del raised[source]
+        withdrawn.append(source)
 
     store = CredentialStore(
         write_file(folder, *entries),
@@ -87,4 +91,4 @@ async def sending(
     )
     sender = HttpSender(policy or TargetPolicy(), options or CurlOptions(), credentials=store)
     async with sender:
-        yield Place(folder, sender, store, raised)
+        yield Place(folder, sender, store, raised, withdrawn)

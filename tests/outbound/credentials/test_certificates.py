@@ -1,6 +1,7 @@
 """Client certificates and private authorities, at a real nginx."""
 
 import asyncio
+import ssl
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,7 @@ from router.core.warnings import Severity
 from router.outbound import credentials as module
 from tests.outbound.credentials.nginx import Authority, Nginx, nginx
 from tests.outbound.credentials.place import Place, sending, write
-from tests.outbound.servers import until
+from tests.outbound.servers import listening, until
 
 pytestmark = pytest.mark.anyio
 
@@ -88,9 +89,57 @@ async def test_a_target_of_another_authority_is_not_trusted(tmp_path: Path) -> N
         other = write(tmp_path / "other.pem", trustme.CA().cert_pem.bytes())
         async with sending(tmp_path, bank(server, tmp_path, caFile=other)) as place:
             place.use(entry(server))
-            assert cause_of(await place.send(server.url)) is Cause.BROKEN
+            answer = await place.send(server.url)
 
+        assert isinstance(answer, NoReply)
+        assert answer.cause is Cause.BROKEN
+        assert "may refuse" not in answer.detail  # we refuse it
         assert server.used() == []
+
+
+@pytest.mark.rule("TGT-7")
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_target_that_ends_the_handshake_is_said_to_refuse_the_certificate(
+    tmp_path: Path, version: ssl.TLSVersion
+) -> None:
+    ca, others = trustme.CA(), Authority()
+    others.issue(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.maximum_version = version
+    context.verify_mode = ssl.CERT_REQUIRED
+    ca.configure_trust(context)  # of clients: not that of `others`
+    ca.issue_cert("localhost").configure_cert(context)
+    async with listening(tls=context) as target:
+        mtls = {"name": "bank", "type": "mtls", "hosts": [f"localhost:{target.port}"]} | {
+            "certFile": str(tmp_path / "tls.crt"),
+            "keyFile": str(tmp_path / "tls.key"),
+            "caFile": write(tmp_path / "ca.pem", ca.cert_pem.bytes()),
+        }
+        async with sending(tmp_path, mtls) as place:
+            place.use({"name": "t", "match": target.url, "credentials": "bank"})
+            answer = await place.send(target.url)
+
+    assert isinstance(answer, NoReply)
+    assert answer.cause is Cause.BROKEN
+    assert answer.detail.endswith("the target may refuse the certificate of credentials bank")
+
+
+@pytest.mark.rule("TGT-7")
+async def test_that_a_certificate_has_expired_is_the_routers_fault(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    async with nginx(tmp_path) as server:
+        server.authority.issue(tmp_path / "own", datetime.now(UTC) - timedelta(days=1))
+        async with sending(tmp_path, bank(server, tmp_path / "own")) as place:
+            place.use(entry(server))
+            refused = await place.send(server.url)
+            server.authority.issue(tmp_path / "own")
+            await place.store.look()
+            accepted = await place.send(server.url)
+
+    assert refused == NoReply(
+        Cause.NO_CREDENTIALS, "credentials bank: their certificate has expired"
+    )
+    assert is_accepted(accepted)
 
 
 @pytest.mark.rule("TGT-7")

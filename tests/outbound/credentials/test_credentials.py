@@ -509,10 +509,25 @@ async def test_a_file_that_everybody_may_read_is_a_warning(tmp_path: Path) -> No
             "Credentials:file": Severity.WARN,
         }
         assert "can be read by others" in place.raised["Credentials:crm"][0]
+        await place.store.look()
+        assert not place.withdrawn  # only to be raised again
         (tmp_path / "key").chmod(0o600)
         (tmp_path / "credentials.json").chmod(0o600)
         await place.store.look()
         assert place.raised == {}
+
+
+@pytest.mark.rule("TGT-3", "OPS-2")
+async def test_a_warning_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    key = {**api_key(1), "valueFile": write(tmp_path / "key", SECRET, 0o620)}
+    del key["valueEnv"]
+    async with sending(tmp_path, key) as place:
+        text, severity = place.raised["Credentials:crm"]
+        assert ("written by others" in text, severity) == (True, Severity.CRITICAL)
+        (tmp_path / "key").chmod(0o644)
+        await place.store.look()
+        text, severity = place.raised["Credentials:crm"]
+        assert ("read by others" in text, severity) == (True, Severity.WARN)
 
 
 @pytest.mark.rule("TGT-3")
@@ -631,6 +646,8 @@ async def test_a_token_that_cannot_be_renewed_is_used_until_it_expires(
     ("broken", "text"),
     [
         (Response("no", 500), "the token endpoint answered HTTP 500"),
+        (Response('{"error": "invalid_scope"}', 400), "answered HTTP 400 (invalid_scope)"),
+        (Response('{"error": "of its own"}', 400), "the token endpoint answered HTTP 400"),
         (Response("", 302, {"Location": "http://localhost:1/"}), "answered HTTP 302"),
         (Response("{}", 200), "the answer of the token endpoint is no token"),
         (Response("x" * 70_000, 200), "the token endpoint answered more than 65536 bytes"),

@@ -301,7 +301,10 @@ async def test_without_aws_credentials_nothing_is_sent(
     async with listening() as target, sending(tmp_path, aws(target.port)) as place:
         place.use({"name": "t", "match": target.url, "credentials": "aws"})
         answer = await place.send(target.url)
+        await place.store.look()
+        [state] = place.store.states
 
     assert isinstance(answer, NoReply)
     assert "there are no AWS credentials" in answer.detail
+    assert (state.ok, state.error) == (False, answer.detail.removeprefix("credentials aws: "))
     assert not target.requests

@@ -118,6 +118,22 @@ async def test_a_trial_that_needs_a_new_token_shows_both_requests(tmp_path: Path
     assert all("Authorization: ***" in each.headers for each in found.requests)
 
 
+@pytest.mark.rule("TGT-6", "TGT-10")
+async def test_a_trial_shows_why_a_target_refuses_the_credentials(tmp_path: Path) -> None:
+    env = {"CRM_KEY": SECRET}
+    said = b'{"error": "unknown key %b"}' % SECRET.encode()
+    async with (
+        listening(answering(401, said)) as target,
+        sending(tmp_path, api_key(target.port), env=env) as place,
+    ):
+        place.use(entry(target.url))
+        found = await trial(place, target.url)
+
+    assert (found.verdict, found.outcome.cause) == ("RETRY", Cause.NO_CREDENTIALS)
+    assert found.outcome.status == 401
+    assert found.reply == b'{"error": "unknown key ***"}'
+
+
 @pytest.mark.rule("TGT-10")
 async def test_a_target_that_cannot_be_reached_has_no_reply(tmp_path: Path) -> None:
     async with sending(tmp_path) as place:

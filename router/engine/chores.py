@@ -59,7 +59,7 @@ class Chores:
     async def restart_silent_consumers(self) -> None:
         now = asyncio.get_running_loop().time()
         for consumer in list(self._manager.consumers.values()):
-            if consumer.is_healthy(now):
+            if not consumer.is_silent(now):
                 continue
             name = consumer.queue.name
             if consumer.restarts and not consumer.has_polled:

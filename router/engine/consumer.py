@@ -96,6 +96,7 @@ class Receiver:
         self._stopped_at: float | None = None
         self._delays: Iterator[float] | None = None  # before it connects again; None: all is well
         self._lost_at: float | None = None
+        self._is_refused = False  # it cannot be consumed as it is set up
 
     def start(self) -> None:
         self.is_running = True
@@ -113,8 +114,11 @@ class Receiver:
         if overdue and self.task is not None and self.settler.is_idle:
             self.task.cancel()
 
+    def is_silent(self, now: float) -> bool:
+        return self.is_running and self.health.is_silent(now)
+
     def is_healthy(self, now: float) -> bool:
-        return not self.is_running or not self.health.is_silent(now)
+        return not self._is_refused and not self.is_silent(now)
 
     @property
     def is_connected(self) -> bool:
@@ -156,6 +160,7 @@ class Receiver:
                 except QueueRefused as error:
                     text = f"{self.queue.name} cannot be consumed: {error}"
                     self._warn(Code.QUEUE_VALIDATION, text)
+                    self._is_refused = True
                     await self._back_off(UNREACHABLE_SECONDS)
                 except (Disconnected, DataRefused) as error:
                     log.warning("connection lost: %s", error, extra={"queue": self.queue.name})
@@ -177,6 +182,7 @@ class Receiver:
         """Receive until stopped; then stay until all that was brought is settled."""
         deps, settler = self._deps, self.settler
         self._guarded = guarded = GuardedBroker(broker, self._wake, self._counts, deps.leadership)
+        self._is_refused = False
         settler.connected(guarded)
         self._flow.connected(guarded.traits, only_holds=settler.keeps_front)
         name = self.queue.name
@@ -370,6 +376,9 @@ class QueueConsumer:
     @property
     def has_polled(self) -> bool:
         return any(receiver.health.has_polled for receiver in self.connections)
+
+    def is_silent(self, now: float) -> bool:
+        return any(receiver.is_silent(now) for receiver in self.connections)
 
     def is_healthy(self, now: float) -> bool:
         return all(receiver.is_healthy(now) for receiver in self.connections)

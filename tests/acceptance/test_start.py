@@ -2,6 +2,8 @@
 
 import signal
 import socket
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -184,3 +186,27 @@ async def test_a_router_on_a_file_of_the_version_before_publishes_and_keeps_its_
 
     assert waiting
     assert warned == {"MALFORMED_MESSAGE"}
+
+
+@pytest.mark.rule("WQ-12", "OPS-3")
+@pytest.mark.parametrize(
+    ("version", "cure"),
+    [(9, "empty the queue with the router that wrote it"), (99, "Use the newer router")],
+)
+async def test_a_router_on_a_file_that_it_cannot_upgrade_is_not_ready(
+    site: Site, version: int, cure: str
+) -> None:
+    write_old_file(site.queue_file)
+    with closing(sqlite3.connect(site.queue_file)) as db:
+        db.execute(f"PRAGMA user_version = {version}")
+    site.port = free_port()
+    site.configure()
+    async with site.starting() as router:
+        await router.logs(f"version {version}")
+        probes = await probe(router)
+        (warning,) = await router.warnings("QUEUE_VALIDATION")
+        code = await router.stop()
+
+    assert probes == [200, 200, 503, 503]
+    assert cure in warning["message"]
+    assert code == 0

@@ -18,7 +18,7 @@ from router.core.dead_letter import Reason
 from router.core.history import Fate
 from router.core.message import Malformed, ReceivedMessage
 from router.core.outcome import Reply
-from router.core.state import assess
+from router.core.state import NO_CONSUMER, assess, readiness
 from router.engine import slices
 from router.engine.broker_guard import CALL_TIMEOUT_SECONDS
 from router.engine.dispatch import read_ahead
@@ -238,8 +238,27 @@ async def test_a_refused_queue_is_looked_at_again_every_minute_and_others_go_on(
 
         assert [at for at, name in brokers.opened if name == "q"] == [0, 60]
         assert rig.codes == {"QUEUE_VALIDATION"}
-        assert assess(RigReader(rig).state()).issues == ("not connected: queues q",)
+        assert assess(RigReader(rig).state()).issues == (
+            "not connected: queues q",
+            "unhealthy consumers: q",
+        )
+        assert readiness(RigReader(rig).state()).passed
         assert rig.sender.ids == ["a"]
+
+
+@pytest.mark.rule("OPS-3")
+async def test_a_router_whose_queues_are_all_refused_is_not_ready_until_one_is_connected() -> None:
+    queue = ScriptedQueue(failing={"open": QueueRefused("no")})
+    async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
+        await asyncio.sleep(1)
+        refused = RigReader(rig).state()
+        assert (assess(refused).healthy, readiness(refused).issues) == (False, (NO_CONSUMER,))
+        queue.failing.clear()
+        await asyncio.sleep(60)
+        connected = RigReader(rig).state()
+        assert (assess(connected).issues, readiness(connected).passed) == ((), True)
+
+    assert rig.codes == {"QUEUE_VALIDATION"}  # it was not restarted
 
 
 @pytest.mark.rule("P5")

@@ -10,7 +10,7 @@ from router.core.outcome import Reply
 from router.core.state import StandbyStatus
 from router.core.warnings import Code, Severity
 from router.engine.state import MOST_BUSIEST_POOLS
-from router.ports import Depth, QueueRefused
+from router.ports import Depth, Disconnected
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue
 from tests.support.rig import FREE_QUEUE, Rig, body, grouped, pool, running
@@ -210,8 +210,8 @@ async def test_depths_are_told_where_they_are_known() -> None:
 
 @pytest.mark.rule("OPS-3")
 async def test_a_queue_that_cannot_be_reached_is_not_shown_as_healthy() -> None:
-    refused = Scripted(q=ScriptedQueue(failing={"open": QueueRefused("no")}))
-    async with running(pool(), brokers=refused) as rig:
+    away = Scripted(q=ScriptedQueue(failing={"open": Disconnected("no")}))
+    async with running(pool(), brokers=away) as rig:
         camera = Camera(rig)
         await asyncio.sleep(59)
         before = camera.take()

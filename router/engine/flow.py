@@ -55,6 +55,7 @@ RATE_MINUTES: Final = 2  # the current one and the one before: at least a whole 
 DEFERRED_STEP_SECONDS: Final = 0.05  # between two deferred messages of a group
 BEHIND_SECONDS: Final = 1.0  # until one comes back that waits only for those in front of it
 DARK_RECEIVES: Final = 3  # one after the other, until a queue is only probed
+PLACE_PAUSE_SECONDS: Final = 50e-6  # for each held message, until all are tried again unasked
 BUDGET_LOOK_SECONDS: Final = 1.0  # between two looks at a byte budget that is used up
 OVERDUE_SECONDS: Final = 60.0  # a deferred message that is later than this went elsewhere
 
@@ -207,6 +208,7 @@ class FlowControl:
         self._groups: Counter[tuple[str, str]] = Counter()  # of what is held, by pool and group
         self.deferred = DeferredMessages()
         self._search = Search()
+        self._place_at = 0.0  # when to try again what is held, without being told of room
         self._received_at = 0.0  # when the latest receive has brought something
         self._batches: deque[Batch] = deque(maxlen=DARK_RECEIVES)  # the latest
         self._targets: OrderedDict[TargetOrigin, float] = OrderedDict()  # that got requests, when
@@ -221,7 +223,8 @@ class FlowControl:
         """Return what may be asked for now. None: nothing; ask again after `patience`."""
         now = self._loop.time()
         self.is_used_up = False
-        self.place_waiting()
+        if now >= self._place_at:
+            self.place_waiting()
         if not self._pools.have_room or now < self._probe_at:
             return None
         if self._is_dark:
@@ -423,15 +426,27 @@ class FlowControl:
     def place_waiting(self) -> None:
         """Submit what is held here, as far as there is room. Groups keep their order."""
         for code, line in list(self._lines.items()):
-            left: deque[Job] = deque()
-            stuck: set[str] = set()
-            for job in line:
-                if job.group in stuck or not self._place_held(job):
-                    stuck.add(job.group)
-                    left.append(job)
-                else:
-                    self._drop(job)
-            self._keep(code, left)
+            if self._may_have_room(code):
+                self._place_line(code, line)
+            else:
+                self._pools.watch(code, self)
+        self._place_at = self._loop.time() + self.waiting * PLACE_PAUSE_SECONDS
+
+    def _place_line(self, code: str, line: Iterable[Job]) -> None:
+        """Submit what is held for a pool. Once that is full, the rest need not be tried."""
+        left: deque[Job] = deque()
+        stuck: set[str] = set()
+        jobs = iter(line)
+        for job in jobs:
+            if job.group in stuck or not self._place_held(job):
+                stuck.add(job.group)
+                left.append(job)
+            else:
+                self._drop(job)
+            if not self._may_have_room(code):
+                break
+        left.extend(jobs)
+        self._keep(code, left)
 
     def refuse(self, jobs: Sequence[Job], traits: Traits) -> list[Return]:
         """Hold jobs here that have to wait, or return how they go back."""
@@ -474,6 +489,11 @@ class FlowControl:
         """Take out all of these that wait here: their connection stops, or is lost."""
         lines = self._lines.values()
         return self._take([job for line in lines for job in line if job in held])
+
+    def _may_have_room(self, code: str) -> bool:
+        """Return whether a message that is held for a pool may fit. A draining one takes some."""
+        pool = self._pools.find(code)
+        return pool is None or pool.may_take or code in self._pools.draining
 
     def _place_held(self, job: Job) -> bool:
         pool = self._pools.choose(job, _code(job))

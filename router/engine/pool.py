@@ -99,9 +99,18 @@ class ProcessPool:
         """
         if self._crowded and not self.is_shared:
             return 0 if self._search is not None else MAX_BATCH_MESSAGES
+        return min(self.capacity - self.held, self._places)
+
+    @property
+    def may_take(self) -> bool:
+        """Whether a message that waits for no other may fit, unless its target has too many."""
+        return self.queued < self.capacity and self._places > 0
+
+    @property
+    def _places(self) -> int:
+        """For lanes: those that wait, and the free workers."""
         permits = self.permits
-        soon = self.take_ahead + permits.limit - permits.out - self.lanes.waiting
-        return min(self.capacity - self.held, soon)
+        return self.take_ahead + permits.limit - permits.out - self.lanes.waiting
 
     @property
     def is_choosy(self) -> bool:

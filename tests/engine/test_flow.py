@@ -1,8 +1,12 @@
 """A full pool holds up no other pool of its queue, whatever its broker can do (ROUTE-5)."""
 
 import asyncio
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
+from types import FrameType
 
 import pytest
 from msgspec.structs import replace
@@ -31,7 +35,8 @@ from router.engine.flow import (
 )
 from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import Depth, Disconnected, PoolFilter, Traits
-from tests.support.fakes import FakeSender
+from tests.engine.test_gates import OTHER, limit_to_one
+from tests.support.fakes import BusySender, FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.rig import QUEUE, Rig, body, ended, pool, running
 from tests.support.states import RigReader
@@ -78,6 +83,22 @@ def hand_over(queue: ScriptedQueue, code: str, ids: list[str], group: str | None
 
 def numbered(prefix: str, count: int) -> list[str]:
     return [f"{prefix}{n}" for n in range(count)]
+
+
+def calls_of(what: Callable[[], object]) -> int:
+    """Count the calls that something makes: for what it costs, whatever else the machine does."""
+    calls = 0
+
+    def count(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    sys.setprofile(count)
+    try:
+        what()
+    finally:
+        sys.setprofile(None)
+    return calls
 
 
 SLOW = numbered("slow", 600)
@@ -212,6 +233,42 @@ async def test_a_look_ahead_that_is_used_up_is_reported_until_it_is_not(
         assert "LOOK_AHEAD" in rig.codes
         assert "messages of pool P fill the look-ahead of q" in str(rig.warnings)
         assert (flow.is_used_up, sender.ids.count("last")) == (False, 1)
+
+
+@pytest.mark.rule("ROUTE-5", "P5")
+async def test_a_look_for_more_costs_the_same_whatever_is_held_for_a_full_pool() -> None:
+    queue = scripted(HOLD)
+    pools = (pool("P", 1), pool("Q"))
+    sender, brokers = FakeSender(takes=1e6, takes_for={"first": 0.01}), Scripted(q=queue)
+    async with running(*pools, sender=sender, brokers=brokers) as rig:
+        hand_over(queue, "Q", ["first"])
+        flow, counts = rig.manager.consumers["q"].flow, []
+        for wave in range(2):
+            hand_over(queue, "P", numbered(f"{wave}-", 500))
+            await asyncio.sleep(1)
+            flow.place_waiting()  # one has found a place since
+            counts.append((flow.waiting, calls_of(flow.place_waiting)))
+
+        (fewer, calls), (more, calls_later) = counts
+        assert fewer * 2 < more
+        assert calls == calls_later < 50
+
+
+@pytest.mark.rule("ROUTE-5", "P5")
+async def test_what_waits_for_room_at_one_target_is_tried_again_now_and_then() -> None:
+    queue, sender = scripted(HOLD), BusySender(takes=1e6, host_takes={"other.test": 0.01})
+    async with running(pool("P", 2), pool("Q"), sender=sender, brokers=Scripted(q=queue)) as rig:
+        limit_to_one(rig)
+        hand_over(queue, "P", numbered("m", 500))
+        queue.hand_over(handed(body("x", poolCode="P", mediationTarget=OTHER), "x", "x"))
+        await asyncio.sleep(1)
+        flow = rig.manager.consumers["q"].flow
+        calls = [calls_of(partial(flow.ask, HOLD)) for _ in range(2)]
+
+        assert rig.pool("P").has_room
+        assert flow.waiting > 400
+        assert "x" in sender.ids
+        assert calls[1] < 50 < calls[0]
 
 
 @pytest.mark.rule("ROUTE-5", "P4")

@@ -54,6 +54,7 @@ class AttemptCheck:
         self._failures: Counter[int] = Counter()
         self._due: dict[int, float] = {}
         self._unsent: dict[int, float] = {}  # when a body first met no connection
+        self._came_first: set[tuple[str, int]] = set()  # from a store that has not answered yet
 
     def posted(self, name: str, body: Body) -> None:
         number, now = body.number, self._book.now()
@@ -83,6 +84,20 @@ class AttemptCheck:
         body = self._book.plan.bodies[number]
         self._failures[number] += self._counts(body, delivery)
         self._due[number] = delivery.ended + self._delay(body, delivery.answer)
+
+    def handed_over(self, name: str, number: int) -> None:
+        """A process gets it: if it has been answered, it is in the order store by now."""
+        delivery = self._deliveries.get((name, number))
+        if delivery is not None and delivery.answer is not None:
+            self.settled(name, number)
+            self._came_first.add((name, number))
+
+    def stored(self, name: str, number: int) -> None:
+        """The order store has told a process that it has it."""
+        if (name, number) in self._came_first:
+            self._came_first.discard((name, number))
+        else:
+            self.settled(name, number)
 
     def letter_kept(self, body: Body, reason: Reason) -> None:
         """A router gives it up."""

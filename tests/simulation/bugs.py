@@ -402,6 +402,12 @@ def blocked_message_given_back() -> None:
 
 
 @strict_bug
+def delay_kept_at_a_stop() -> None:
+    """What fails while its queue stops is returned with the delay of its retry."""
+    _replace(Settler, "_in_its_place", lambda _, each: each)
+
+
+@strict_bug
 def group_mates_stay_behind() -> None:
     """A failed message is stored without those that wait behind it."""
     _replace(delivery, "_take_behind", lambda *_: ())

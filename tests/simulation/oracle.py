@@ -217,7 +217,7 @@ class Oracle(Book):
         self.note(name, "has stored", ", ".join(map(str, numbers)), "in", queue)
         for number in numbers:
             if not self.kept[number]:  # else its letter has moved, and it is not tried again
-                self.attempts.settled(name, number)
+                self.attempts.stored(name, number)
 
     def handed_over(self, content: bytes, process: Process) -> None:
         """By a work queue: whoever had it before may not begin to send it any more."""
@@ -225,6 +225,7 @@ class Oracle(Book):
         if body is not None and self._count[body.number] == 1:  # else there may be several copies
             self._holders[body.number] = process
             self._handed_at[body.number] = self.now()
+            self.attempts.handed_over(process.name, body.number)
 
     def claimed(self, contents: Sequence[bytes]) -> None:
         """By one call, in this order."""

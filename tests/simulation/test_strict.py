@@ -1,6 +1,7 @@
 """Worlds with strict order, and how a finding is told."""
 
 import pytest
+from msgspec.structs import replace
 
 from router.core.config import OnFailure
 from tests.simulation.__main__ import story_of
@@ -8,7 +9,7 @@ from tests.simulation.bugs import planted
 from tests.simulation.draw import draw
 from tests.simulation.plan import Act, Body, Kind, Mood, Phase, Step, Strict, WorldPlan
 from tests.simulation.strict_drawing import STRICT_KINDS
-from tests.simulation.world import WorldResult, run
+from tests.simulation.world import STOPS_BELOW, WorldResult, run
 
 FINE = (Phase(0.0, Mood.OK),)
 FAILING_THEN_SLOW = (Phase(0.0, Mood.FAILS), Phase(20.0, Mood.SLOW))
@@ -83,3 +84,17 @@ def test_a_message_that_passes_its_group_is_found(kind: Kind) -> None:
 
     is_held = kind is Kind.SQLITE  # its queue holds the group anyway
     assert ("ORD-1" in {each.rule for each in result.violations}) is not is_held
+
+
+@pytest.mark.rule("SIM-2", "ORD-10")
+@pytest.mark.parametrize("kind", [Kind.RABBITMQ, Kind.ACTIVEMQ])
+def test_what_a_stop_returns_for_later_is_found(kind: Kind) -> None:
+    stop = Step(15.1, Act.KILL, seconds=1.0, share=STOPS_BELOW / 2)  # while 0 is sent
+    plan = plan_of(kind, Strict(OnFailure.PARK, holds=False))
+    steps = (plan.steps[0], stop, Step(25.0, Act.PUBLISH, (2,)))
+    plan = replace(plan, steps=steps)
+    with planted("delay-kept-at-a-stop"):
+        result = run(plan)
+
+    assert "ORD-1" in {each.rule for each in result.violations}
+    assert not run(plan).violations

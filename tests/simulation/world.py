@@ -33,6 +33,7 @@ from router.core.config import (
     Schedule,
 )
 from router.core.dead_letter import DeadLetter
+from router.engine.queue_manager import shut_down
 from router.ports import Sender
 from tests.simulation.command_check import is_reply
 from tests.simulation.events import Violation
@@ -63,6 +64,9 @@ LOOK_EVERY: Final = 5.0
 SILENCE: Final = 30.0  # a server cuts off who stands still for longer
 STALLS_WITHIN: Final = 300.0
 ENDS_BELOW: Final = 0.5  # of the shares of stalls in strict worlds
+STOPS_BELOW: Final = 0.2  # of the shares of kills there: the router stops in peace
+GRACE: Final = 30.0  # for its open requests
+STOPS_WITHIN: Final = 60.0
 RESTARTS: Final = 0.2  # below that share, the broker itself was restarted
 
 
@@ -357,6 +361,8 @@ class World:
             await asyncio.sleep(step.seconds)
 
     async def _restart(self, step: Step) -> None:
+        if self.is_strict and step.share < STOPS_BELOW:
+            await self._stop(step.router)
         self._kill(step.router)
         await asyncio.sleep(step.seconds)
         self._start(step.router)
@@ -384,6 +390,13 @@ class World:
             self._routers[index] = None
             router.kill()
             self.server.drop(router.process)
+
+    async def _stop(self, index: int) -> None:
+        """Stop a router in peace. It may be killed before it has ended."""
+        router = self._routers[index]
+        if router is not None and router.is_ready and not router.process.is_frozen:
+            stopping = router.do(lambda: shut_down(router.manager, GRACE))
+            await asyncio.wait([stopping], timeout=STOPS_WITHIN)
 
     async def _pause(self, step: Step) -> None:
         router = self._routers[step.router]

@@ -17,6 +17,7 @@ from router.brokers.activemq.connection import Frame, FrameReader, encode
 from router.core.message import Message
 from tests.simulation.loop import OWNER, Process
 from tests.simulation.network import Mishap, Pipe, Put, Weather, unheard
+from tests.simulation.plan import START
 
 GROUP: Final = "JMSXGroupID"
 TEMPORARY: Final = "/temp-queue/"  # of one connection
@@ -99,7 +100,7 @@ class ActiveMqModel:
 
     def send(self, frame: Frame) -> None:
         headers = {name: value for name, value in frame.headers.items() if name not in _NOT_KEPT}
-        headers["timestamp"] = str(int(self._loop.time() * 1000))
+        headers["timestamp"] = str(int((START + self._loop.time()) * 1000))
         number = next(self.numbers)
         stored = ActiveMqStored(
             number, f"ID:broker-{number}", frame.body, headers, frame.headers.get(GROUP)

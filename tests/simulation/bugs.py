@@ -274,6 +274,17 @@ def retry_too_early() -> None:
 
 
 @bug
+def unsent_command_uses_attempts() -> None:
+    """By the standard limit, a command is given up though no target could be reached (WQ-15)."""
+
+    def decide(*asked: Any) -> Decision:
+        decision: Decision = was(*asked[:4])
+        return decision
+
+    was = _replace(delivery, "decide", decide)
+
+
+@bug
 def lost_message_keeps_its_place() -> None:
     """A pool goes on counting a message whose lease was lost."""
 

@@ -10,7 +10,7 @@ from tests.simulation.command_drawing import draw_commands
 from tests.simulation.drawing import Drawer
 from tests.simulation.plan import HOSTS, WORK_QUEUES, Act, Kind, Mood, Phase, Step, WorldPlan
 from tests.simulation.strict_drawing import STRICT_KINDS, draw_strict
-from tests.simulation.traffic_drawing import draw_traffic
+from tests.simulation.traffic_drawing import draw_outage, draw_traffic
 
 KINDS: Final = tuple(Kind)
 FLOODS: Final = 0.03  # of all worlds
@@ -20,7 +20,8 @@ SHORT_LEASE: Final = 15.0
 LAPSES: Final = 0.15  # of worlds with a work queue
 TRAFFIC: Final = 0.08  # of all worlds
 STOPPED: Final = 0.25  # of worlds with a work queue: what runs is cancelled
-SECOND: Final = 0.1  # likewise: a fault meets a second publication
+REFUSED: Final = 0.03  # of all worlds: commands for a target that fails for long
+SECOND: Final = 0.1  # of worlds with a work queue: a fault meets a second publication
 STRICT: Final = 0.12  # of worlds with a broker of which there are such
 GOOD_MOODS: Final = (Mood.OK, Mood.OK, Mood.OK, Mood.SLOW, Mood.CUTS)
 BAD_MOODS: Final = (
@@ -57,6 +58,9 @@ def draw(seed: int, kind: Kind | None = None, *, is_strict: bool = False) -> Wor
     rng = random.Random(seed ^ 0x7AFF1C)  # noqa: S311  likewise
     if rng.random() < TRAFFIC:
         plan = draw_traffic(rng, plan)
+    rng = random.Random(seed ^ 0x11417)  # noqa: S311  likewise
+    if rng.random() < REFUSED:
+        plan = draw_outage(rng, plan)
     rng = random.Random(seed ^ 0x57121C7)  # noqa: S311  likewise
     is_strict |= rng.random() < STRICT
     if is_strict and plan.kind in STRICT_KINDS:

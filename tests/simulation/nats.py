@@ -22,6 +22,7 @@ from router.core.message import Message
 from router.ports import Disconnected
 from tests.simulation.loop import OWNER, Process
 from tests.simulation.network import Pipe, Put, Weather, Wire, unheard
+from tests.simulation.plan import START
 
 ANSWER_SECONDS: Final = 5.0
 NANOSECONDS: Final = 1_000_000_000
@@ -87,6 +88,7 @@ class NatsConsumer:
 class Stream(Struct, eq=False):
     name: str
     messages: list[bytes] = field(default_factory=list)  # by sequence, from 1
+    published: list[float] = field(default_factory=list)  # when, by Unix time
     known: dict[str, float] = field(default_factory=dict)  # message ids: until
     consumers: dict[str, NatsConsumer] = field(default_factory=dict)
 
@@ -208,6 +210,7 @@ class NatsModel:
             stream.known[message_id] = now + DEDUP_WINDOW
         self.on_put(name, body)
         stream.messages.append(body)
+        stream.published.append(START + now)
         for consumer in stream.consumers.values():
             self._serve(stream, consumer)
         return len(stream.messages)
@@ -315,7 +318,8 @@ class NatsModel:
         out.count += 1
         self._due_in(stream, consumer, out, consumer.ack_wait)
         name = next(key for key, value in stream.consumers.items() if value is consumer)
-        reply = f"$JS.ACK.{stream.name}.{name}.{out.count}.{sequence}.1.1.0"
+        at = int(stream.published[sequence - 1] * 1e9)
+        reply = f"$JS.ACK.{stream.name}.{name}.{out.count}.{sequence}.1.{at}.0"
         pull.link.deliver(pull.inbox, reply, stream.messages[sequence - 1], None)
 
     def _due_in(self, stream: Stream, consumer: NatsConsumer, out: Out, seconds: float) -> None:

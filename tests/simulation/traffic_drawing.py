@@ -6,11 +6,12 @@ from typing import Final
 from msgspec.structs import replace
 
 from tests.simulation.drawing import Drawer
-from tests.simulation.plan import Act, Body, Mood, Phase, Step, WorldPlan
+from tests.simulation.plan import Act, Body, Mood, Phase, Step, Wish, WorldPlan
 
 BUSY, CALM = 0, 1  # hosts
 TOGETHER: Final = 20  # messages of one call
 SILENCES: Final = (2, 6, 9, 15, 45)  # seconds; longer ones than 10 send messages back
+LONG_OUTAGES: Final = (100.0, 450.0, 1200.0, 1700.0)
 PEACEFUL: Final = 0.6  # of these worlds have no fault but a change of the pools
 
 
@@ -39,6 +40,33 @@ def draw_traffic(rng: random.Random, plan: WorldPlan) -> WorldPlan:
         bodies=tuple(drawing.bodies),
         steps=tuple(sorted(drawing.steps, key=lambda step: step.at)),
         phases=(busy, (Phase(0.0, Mood.OK),), *plan.phases[2:]),
+    )
+
+
+def draw_outage(rng: random.Random, plan: WorldPlan) -> WorldPlan:
+    """Send commands to a target that fails for long, without a policy for them (WQ-15)."""
+    calm = [step for step in plan.steps if step.is_of_a_producer]
+    drawing = TrafficDrawer(rng, plan.kind, 1, plan.queues, list(plan.bodies), calm)
+    at, queue = round(rng.random() * 5, 3), rng.randrange(plan.queues)
+    first = len(drawing.bodies)
+    for number in range(first, first + rng.choice((1, 2, 4))):
+        wish = Wish(payload=number, reply=True)
+        drawing.bodies.append(Body(number, f"m{number}", BUSY, "Q", f"g{number}", wish=wish))
+    drawing.publish(at, *drawing.bodies[first:], queue=queue)
+    # The world goes on until somebody publishes for the last time.
+    drawing.load(round(at + rng.choice(LONG_OUTAGES), 3), "R", CALM, 1, queue)
+    better = Phase(round(at + rng.choice(LONG_OUTAGES), 3), Mood.OK)
+    return replace(
+        plan,
+        routers=1,
+        attempts=None,
+        bodies=tuple(drawing.bodies),
+        steps=tuple(sorted(drawing.steps, key=lambda step: step.at)),
+        phases=(
+            (Phase(0.0, rng.choice((Mood.REFUSES, Mood.FAILS))), better),
+            (Phase(0.0, Mood.OK),),
+            *plan.phases[2:],
+        ),
     )
 
 

@@ -298,8 +298,8 @@ def _parse_loosely(body: bytes, problem: str) -> Message:
         raise Malformed(problem)
     try:
         return _loose.decode(body)
-    except msgspec.MsgspecError as error:
-        raise Malformed(str(error)) from None
+    except msgspec.MsgspecError as error:  # perhaps for want of the field that was misspelled
+        raise Malformed(f"{error}; {_no_field(problem)}") from None
 
 
 def refuse_unknown_fields(message: Message, body: bytes) -> None:
@@ -309,12 +309,14 @@ def refuse_unknown_fields(message: Message, body: bytes) -> None:
     try:
         _known.decode(body)
     except msgspec.MsgspecError as error:
-        # All else was checked before.
-        text = str(error).removeprefix(UNKNOWN_FIELD).removesuffix("`")
-        name, _, step = text.partition("` - at `$.")
-        shown = f"{step}.{shown_name(name)}" if step else shown_name(name)
-        meant = advice(name, _KNOWN_FIELDS)
-        raise Malformed(f"`{shown}` is not a field of a message{meant}") from None
+        raise Malformed(_no_field(str(error))) from None  # all else was checked before
+
+
+def _no_field(problem: str) -> str:
+    """Return what is wrong with a field that there is not, and what may be meant."""
+    name, _, step = problem.removeprefix(UNKNOWN_FIELD).removesuffix("`").partition("` - at `$.")
+    shown = f"{step}.{shown_name(name)}" if step else shown_name(name)
+    return f"`{shown}` is not a field of a message{advice(name, _KNOWN_FIELDS)}"
 
 
 def _check_chain(message: Message) -> None:

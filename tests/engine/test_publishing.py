@@ -476,6 +476,19 @@ async def test_an_unknown_field_is_refused_with_the_closest_one(given: bytes, wh
     assert done.accepted == 1
 
 
+@pytest.mark.rule("BRK-2")
+@pytest.mark.parametrize("allow_unknown", [False, True])
+async def test_a_misspelled_required_field_is_named_beside_what_is_missing(
+    allow_unknown: bool,
+) -> None:
+    given = b'{"id": "a", "mediationTarge": "https://svc/api"}'
+    why = "missing required field `mediationTarget`; `mediationTarge` is not .* `mediationTarget`?"
+
+    async with publishing_to(FakeQueues()) as publishing:
+        with pytest.raises(Rejected, match=why):
+            await publishing.publish("orders", [given], allow_unknown=allow_unknown)
+
+
 @pytest.mark.rule("CMD-3", "CMD-5", "CMD-11")
 @pytest.mark.parametrize(
     ("given", "text"),

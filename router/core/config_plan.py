@@ -54,7 +54,10 @@ class Plan(Struct, frozen=True, kw_only=True):
         """Return one line per change, for people."""
         return [
             *(f"queue {queue.name}: start ({_started(queue)})" for queue in self.start),
-            *(f"queue {new.name}: replace ({_differences(old, new)})" for old, new in self.replace),
+            *(
+                f"queue {new.name}: replace ({_differences(old, new, _hidden_in(old, new))})"
+                for old, new in self.replace
+            ),
             *(f"queue {queue.name}: stop" for queue in self.stop),
             *(f"pool {pool.code}: create ({_described(pool)})" for pool in self.create),
             *(f"pool {new.code}: change ({_differences(old, new)})" for old, new in self.change),
@@ -365,6 +368,11 @@ def _differences(old: Entry, new: Entry, hidden: str = "credentials") -> str:
     return ", ".join(changes) or hidden  # shown alike, they differ in what is not shown
 
 
+def _hidden_in(old: QueueConfig, new: QueueConfig) -> str:
+    """Return what differs if two queues are shown alike."""
+    return "credentials" if old.route == new.route else "route"
+
+
 def _started(queue: QueueConfig) -> str:
     uri = queue.public_uri
     return uri if queue.retry is None else f"{uri}, retry {_shown_policy(queue.retry)}"
@@ -384,6 +392,7 @@ def _facts(entry: Entry) -> dict[str, str]:
     if isinstance(entry, QueueConfig):
         del fields["broker"], fields["entry"]  # the URI tells
         fields["uri"] = entry.public_uri
+        fields["route"] = None if entry.route is None else mask_urls(entry.route.target)
     return {name.replace("_", " "): _shown(value) for name, value in fields.items()}
 
 

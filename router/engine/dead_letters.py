@@ -334,6 +334,8 @@ class DeadLetterReplay:
             advice = "`to` (--to QUEUE) replays it to another"
             raise Conflict(f"{error}; {advice}") from None
         if kept.letter.reason is Reason.MALFORMED and queue.envelope is None and not queue.route:
+            if received_letter(kept.letter.body).source is not None:
+                raise Conflict(f"{queue.name} cannot take it: it comes from a raw queue")
             raise Conflict("its body is not a message")
         if order.change is not None and queue.route is not None:
             raise Conflict(ROUTED)

@@ -331,8 +331,14 @@ async def test_a_letter_is_replayed_to_queues_of_its_kind_only(tmp_path: Path) -
     narrow = replace(RAW_ORDERS, name="narrow", route=replace(ROUTE, group=Pointer("/g")))
     config = RoutingConfig((RAW_ORDERS, plain, narrow))
     async with desk(tmp_path, queues, config=config) as replays:
-        raw, own = await replays.keep(replace(LETTER, fingerprint="raw", body=raw_letter()), LETTER)
+        raw, own, unread = await replays.keep(
+            replace(LETTER, fingerprint="raw", body=raw_letter()),
+            LETTER,
+            replace(LETTER, fingerprint="bad", body=raw_letter(), reason=Reason.MALFORMED),
+        )
 
+        with pytest.raises(Conflict, match="plain cannot take it: it comes from a raw queue"):
+            await replays.replays.replay(unread, to="plain")
         with pytest.raises(Conflict, match="plain cannot take it: it comes from a raw queue"):
             await replays.replays.replay(raw, to="plain")
         with pytest.raises(Conflict, match="narrow cannot take it: `messageGroupId`: it has no"):

@@ -24,6 +24,7 @@ from router.core.config_plan import (
     plan,
     unite,
 )
+from router.core.raw import RawRoute
 from tests.support.queues import names, queue_of
 
 EMBEDDED = names("EMBEDDED", "/state")
@@ -288,6 +289,26 @@ def test_changed_routes_are_told_without_secrets() -> None:
     assert "old?*** → Debit to https://svc.example/new?***" in line
     assert plan(config(old), config(other)).lines() == ["queue a: replace (credentials)"]
     assert "hunter" not in repr(plan(config(old), config(new)))
+
+
+@pytest.mark.rule("RAW-1", "CFG-7")
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (None, "https://b.test/?key=hunter2", "route none → https://b.test/?***"),
+        ("https://a.test/", "https://b.test/", "route https://a.test/ → https://b.test/"),
+        ("https://a.test/?key=hunter1", "https://a.test/?key=hunter2", "route"),
+    ],
+)
+def test_a_changed_route_of_a_raw_queue_is_told_without_secrets(
+    old: str | None, new: str, told: str
+) -> None:
+    before, after = (
+        replace(queue("a"), route=None if target is None else RawRoute(target=target))
+        for target in (old, new)
+    )
+
+    assert plan(config(before), config(after)).lines() == [f"queue a: replace ({told})"]
 
 
 @pytest.mark.rule("CMD-7", "CFG-8")

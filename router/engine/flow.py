@@ -5,7 +5,8 @@ A queue that is connected is not polled while `FlowControl.ask` returns None:
 - no pool of the router has room;
 - the targets of all that came lately are down, and it is not yet time for a probe (MED-4);
 - the pools of this queue are full, and a search for messages of others is not due;
-- other pools have room, but the look-ahead is used up: WARN `LOOK_AHEAD`.
+- other pools have room, or theirs for other targets, but the look-ahead is used up: WARN
+  `LOOK_AHEAD`.
 
 A strict queue has one more reason: its order store is not ready yet (`QueueOrder.is_ready`).
 
@@ -230,15 +231,19 @@ class FlowControl:
         if self._is_dark:
             return Ask(1)
         limit = self._limit(traits)
-        if not self._pools.any_full and not self.waiting:
+        if not self._pools.any_full and not self.waiting and not self._refused:
             return Ask(limit)
         known = list(self._known_pools(now))
         full = [code for code, pool in known if not pool.has_room]
-        if traits.selector is not None:
-            return Ask(limit, self._without(full))
-        if full or self.waiting:
+        if traits.selector is None and (full or self.waiting):
             return self._ask_ahead(traits, now, others_have_room=len(full) < len(known))
-        return Ask(limit)
+        # Pools have room, but perhaps not for the targets of what comes: then it is deferred.
+        is_overdrawn = bool(self._refused) and self.deferred.count(now) >= self._look_ahead(traits)
+        if is_overdrawn:
+            self._report_used_up()
+        if traits.selector is None:
+            return None if is_overdrawn else Ask(limit)
+        return Ask(limit, self._without([*full, *self.deferred.by_pool] if is_overdrawn else full))
 
     def _limit(self, traits: Traits) -> int:
         """Return how many messages find room, as far as the pools of the latest receive tell.
@@ -333,7 +338,7 @@ class FlowControl:
         return traits.defers and not self._only_holds
 
     def _look_ahead(self, traits: Traits) -> int:
-        if not self._defers(traits):
+        if traits.selector is None and not self._defers(traits):
             return self._queue.look_ahead or HELD_LOOK_AHEAD_MESSAGES
         most = self._queue.look_ahead or DEFERRED_LOOK_AHEAD_MESSAGES
         return most if traits.defer_limit is None else min(most, traits.defer_limit)
@@ -590,6 +595,8 @@ class FlowControl:
         self._budget.used -= len(job.received.body)
 
     def _take(self, jobs: Sequence[Job]) -> list[Job]:
+        if not jobs:
+            return []
         taken = set(map(id, jobs))
         for job in jobs:
             self._drop(job)

@@ -5,8 +5,9 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from router.core.config import FairShare
+from router.core.config import MAX_BATCH_MESSAGES, FairShare
 from router.core.explain import Situation
 from router.core.history import Fate, WaitReason
 from router.core.outcome import Cause, NoReply, Reply
@@ -20,7 +21,7 @@ from router.ports import Traits
 from tests.engine.test_gates import limit_to_one
 from tests.support.fakes import BusySender, FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
-from tests.support.rig import Rig, body, ended, grouped, pool, running
+from tests.support.rig import QUEUE, Rig, body, ended, grouped, pool, running
 from tests.support.states import RigReader
 from tests.support.virtual_time import now
 
@@ -41,6 +42,10 @@ def numbered(prefix: str, count: int) -> list[str]:
 
 def waiting(pool_: ProcessPool) -> dict[WaitReason, int]:
     return {reason: number for reason, number in waits_in(pool_).items() if number}
+
+
+def sent_at(rig: Rig, ids: list[str]) -> list[float]:
+    return [at for at, each in rig.sender.sent if each in set(ids)]
 
 
 def hosts(pool_: ProcessPool) -> Counter[str]:
@@ -256,6 +261,53 @@ async def test_a_flow_that_had_its_half_is_fetched_again_as_it_goes_on() -> None
         await asyncio.sleep(200)
 
         assert ended(rig)[Fate.DELIVERED] == 48
+        assert nothing_is_left(rig)
+
+
+@pytest.mark.rule("SHARE-1", "ROUTE-5", "P4", "P5")
+async def test_what_goes_back_for_want_of_a_share_is_bounded_and_holds_up_no_other_pool() -> None:
+    sender = BusySender(takes=0.1, host_takes={"slow.test": 30.0})
+    queue = replace(QUEUE, look_ahead=100)
+    pools = pool(concurrency=20, take_ahead=None), pool("Q")
+    async with running(*pools, sender=sender, queues=[queue]) as rig:
+        await rig.publish(*to(FAST, "b0"), *to(SLOW, *numbered("a", 500)))
+        flow, seen = rig.manager.consumers["q"].flow, []
+        for n in range(1, 30):
+            await asyncio.sleep(1)
+            await rig.publish(*to(FAST, f"q{n}", poolCode="Q"))
+            seen.append(len(flow.deferred))
+        used_up, codes = flow.is_used_up, rig.codes
+        waits = [at - n for n, at in enumerate(sent_at(rig, numbered("q", 30)[1:]), 1)]
+        sender.host_takes = {}
+        await asyncio.sleep(200)
+
+        assert max(seen) <= 100 + 2 * MAX_BATCH_MESSAGES
+        assert used_up
+        assert Code.LOOK_AHEAD in codes
+        assert max(waits) <= 0.1
+        assert ended(rig)[Fate.DELIVERED] == 530
+        assert not flow.is_used_up
+        assert nothing_is_left(rig)
+
+
+@pytest.mark.rule("SHARE-1", "ROUTE-5", "P4")
+async def test_what_a_broker_defers_for_want_of_a_share_is_bounded_too() -> None:
+    sender = BusySender(takes=0.1, host_takes={"slow.test": 30.0})
+    queue = ScriptedQueue(holds_groups=False, traits=Traits(defers=True), redelivers=True)
+    entry = replace(QUEUE, look_ahead=100)
+    shared = pool(concurrency=20, take_ahead=None)
+    async with running(shared, sender=sender, brokers=Scripted(q=queue), queues=[entry]) as rig:
+        for each in (*to(FAST, "b0"), *to(SLOW, *numbered("a", 500)), *to(FAST, "b1")):
+            queue.hand_over(handed(each, each, each.decode()))
+        await asyncio.sleep(20)
+        flow = rig.manager.consumers["q"].flow
+        before = len(flow.deferred), flow.is_used_up
+        sender.host_takes = {}
+        await asyncio.sleep(200)
+
+        assert before == (100, True)
+        assert ended(rig)[Fate.DELIVERED] == 502
+        assert (len(flow.deferred), flow.is_used_up) == (0, False)
         assert nothing_is_left(rig)
 
 

@@ -273,7 +273,7 @@ def _election(
             jitter=random.uniform,
         )
     if ports.lock is None:
-        return Alone(manager, ports.instance)
+        return Alone(manager, ports.instance, has_replicas=settings.replicas > 1)
     return Standby(
         ports.lock,
         manager,

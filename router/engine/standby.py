@@ -24,17 +24,34 @@ LOOK_SECONDS: Final = 1.0  # between two attempts at a lock that another router 
 SOURCE: Final = "Standby"
 
 
+def warn_of_own_stores(manager: QueueManager, config: RoutingConfig) -> None:
+    """Name the strict queues with which a router on another machine could not go on (ORD-4)."""
+    order = manager.deps.order
+    for queue in config.queues:
+        if queue.is_stored and order is not None and not order.is_shared:
+            text = (
+                f"{queue.name} is strict, and its order store is a file of this router: a router"
+                " on another machine that takes it over cannot go on with the groups in it. Set"
+                " MESSAGE_ROUTER_ORDER_STORE, or use one state directory"
+            )
+            manager.deps.alerts.of(f"Consumer:{queue.name}")(Code.QUEUE_VALIDATION, text)
+
+
 class Alone:
     """The election of a router without a standby: it works from its start to its end."""
 
-    def __init__(self, manager: QueueManager, instance: str) -> None:
+    def __init__(self, manager: QueueManager, instance: str, *, has_replicas: bool = False) -> None:
+        """`has_replicas`: others work, too, and take over what this one leaves."""
         self._manager = manager
         self._instance = instance
+        self._has_replicas = has_replicas
 
     def status(self) -> StandbyStatus:
         return StandbyStatus(enabled=False, instance=self._instance, primary=True)
 
     async def apply(self, config: RoutingConfig) -> Plan:
+        if self._has_replicas:
+            warn_of_own_stores(self._manager, config)
         return await self._manager.apply(config)
 
     def may_publish(self, _queue: str) -> bool:
@@ -62,7 +79,6 @@ class Standby:
     ) -> None:
         self._instance = instance
         self._manager = manager
-        self._alerts = alerts
         self._alert = alerts.of(SOURCE)
         self._wall = wall
         self._on_change = on_change
@@ -90,15 +106,7 @@ class Standby:
 
     async def apply(self, config: RoutingConfig) -> Plan:
         """Run it, or keep it until this router becomes the primary."""
-        order = self._manager.deps.order
-        for queue in config.queues:
-            if queue.is_stored and order is not None and not order.is_shared:
-                text = (
-                    f"{queue.name} is strict, and its order store is a file of this router: a"
-                    " standby on another machine cannot go on with the groups in it. Set"
-                    " MESSAGE_ROUTER_ORDER_STORE, or use one state directory"
-                )
-                self._alerts.of(f"Consumer:{queue.name}")(Code.QUEUE_VALIDATION, text)
+        warn_of_own_stores(self._manager, config)
         if self._is_primary:
             return await self._manager.apply(config)
         return self._manager.keep(config)

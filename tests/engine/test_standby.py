@@ -103,6 +103,18 @@ async def test_a_strict_queue_whose_order_store_no_standby_reaches_is_warned_of(
         assert "QUEUE_VALIDATION" not in one.rig.codes
 
 
+@pytest.mark.rule("CFG-9", "ORD-4", "LIM-2")
+@pytest.mark.parametrize(("has_replicas", "codes"), [(False, set()), (True, {"QUEUE_VALIDATION"})])
+async def test_replicas_are_warned_of_a_strict_queue_with_a_store_of_its_own(
+    has_replicas: bool, codes: set[str]
+) -> None:
+    strict = replace(FREE_QUEUE, ordering=Ordering.STRICT)
+    async with running(queues=()) as rig:
+        await Alone(rig.manager, "one", has_replicas=has_replicas).apply(RoutingConfig((strict,)))
+
+        assert rig.codes == codes
+
+
 @pytest.mark.rule("CFG-9")
 async def test_the_first_one_works_at_once() -> None:
     async with router(LockServer(TTL)) as one:

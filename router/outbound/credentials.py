@@ -42,7 +42,7 @@ from router.core.redact import spellings
 from router.core.state import CredentialState
 from router.core.target import Target
 from router.core.warnings import Code, Severity
-from router.core.webhooks import BadKey, webhook_key
+from router.core.webhooks import BadKey, Key, ed25519_seed, webhook_key
 from router.curl.loop import Tls
 from router.curl.sigv4 import AwsCredentials, AwsUnavailable, NoAwsCredentials
 
@@ -86,7 +86,7 @@ class Auth(Struct, frozen=True, eq=False):
     """The secrets that a request carries. Each change makes a new value."""
 
     lines: tuple[bytes, ...] = ()  # headers
-    keys: tuple[tuple[bytes, float], ...] = ()  # of signatures, and until when they are valid
+    keys: tuple[tuple[Key, float], ...] = ()  # of signatures, and until when they are valid
     aws: AwsCredentials | None = None  # to sign with
     tls: Tls | None = None
     secrets: tuple[bytes, ...] = ()  # what the target reads of it, and no one else may (TGT-6)
@@ -178,7 +178,7 @@ def _check(
             raise BadCredentials(f"{place} is not one line of printable ASCII")
     for each in config.keys:
         try:
-            webhook_key(values[each.place].decode())
+            signing_key(values[each.place].decode())
         except BadKey as error:
             raise BadCredentials(f"{each.place} {error}") from None
     if config.certificate is None and config.authorities is None:
@@ -305,10 +305,22 @@ class LiveCredential:
                 lines = (b"Authorization: Basic " + pair,)
                 secrets += spellings(pair)
         keys = tuple(
-            (webhook_key(contents.values[key.place].decode()), key.until or float("inf"))
+            (signing_key(contents.values[key.place].decode()), key.until or float("inf"))
             for key in config.keys
         )
         self.auth = Auth(lines, keys, tls=contents.tls, secrets=secrets)
+
+
+def signing_key(secret: str) -> Key:
+    """Return what signs with a secret of the file (TGT-9). Raises BadKey."""
+    seed = ed25519_seed(secret)
+    if seed is None:
+        return webhook_key(secret)
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415  an extra
+    except ImportError:
+        raise BadKey("is an Ed25519 key: install 'message-router[oidc]' to sign with it") from None
+    return ed25519.Ed25519PrivateKey.from_private_bytes(seed)
 
 
 def check_tls(config: Credential, tls: Tls) -> float | None:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import sys
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from cloudevents.core.bindings.http import HTTPMessage, from_binary_event, from_structured_event
 from cloudevents.core.formats.json import JSONFormat
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
@@ -167,6 +169,33 @@ async def test_the_standardwebhooks_sdk_verifies_with_each_key_during_a_rotation
 
 
 @pytest.mark.rule("TGT-9")
+@pytest.mark.parametrize("with_public_key", [False, True])
+async def test_a_pair_of_keys_signs_beside_the_secret_that_it_replaces(
+    tmp_path: Path, *, with_public_key: bool
+) -> None:
+    pair = Ed25519PrivateKey.generate()
+    public = pair.public_key().public_bytes_raw()
+    secret = pair.private_bytes_raw() + (public if with_public_key else b"")
+    new = write(tmp_path / "new", f"whsk_{base64.b64encode(secret).decode()}\n")
+    old = write(tmp_path / "old", OLD)
+    async with listening() as target:
+        keys = signature(target.port, {"valueFile": new}, {"valueFile": old})
+        async with sending(tmp_path, keys) as place:
+            place.use(
+                {"name": "t", "match": target.url, "credentials": "hooks", "format": "payload"}
+            )
+            await place.send(target.url, payload=PAYLOAD)
+
+    [request] = target.requests
+    first, second = request.headers["webhook-signature"].split()
+    assert first.startswith("v1a,")
+    assert second.startswith("v1,")
+    signed = f"m-1.{request.headers['webhook-timestamp']}.".encode() + request.body
+    pair.public_key().verify(base64.b64decode(first.removeprefix("v1a,")), signed)
+    assert verify(OLD, request) == {"amount": 10.5}
+
+
+@pytest.mark.rule("TGT-9")
 async def test_a_key_is_not_used_after_its_end(tmp_path: Path) -> None:
     new, old = write(tmp_path / "new", NEW), write(tmp_path / "old", OLD)
     past = "2026-01-01T00:00:00Z"
@@ -190,8 +219,17 @@ async def test_a_key_is_not_used_after_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("TGT-9")
-@pytest.mark.parametrize("key", ["whsec_", "whsec_!!!"])
-async def test_a_key_that_is_none_is_not_used(tmp_path: Path, key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("whsec_", "has nothing after whsec_"),
+        ("whsec_!!!", "is not base64 after whsec_"),
+        ("whsk_!!!", "is not base64 after whsk_"),
+        ("whsk_AAAA", "is no Ed25519 key after whsk_: 32 or 64 bytes in base64"),
+        ("whpk_AAAA", "is a public key: give the secret one, which begins with whsk_"),
+    ],
+)
+async def test_a_key_that_is_none_is_not_used(tmp_path: Path, key: str, text: str) -> None:
     path = write(tmp_path / "key", key)
     async with (
         listening() as target,
@@ -202,8 +240,19 @@ async def test_a_key_that_is_none_is_not_used(tmp_path: Path, key: str) -> None:
         [state] = place.store.states
 
     assert not target.requests
-    assert "whsec_" in state.error
-    assert "!!!" not in state.error
+    assert state.error == f"valueFile ({path}) {text}"
+
+
+@pytest.mark.rule("TGT-9")
+async def test_without_its_library_a_pair_of_keys_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
+    path = write(tmp_path / "key", f"whsk_{base64.b64encode(bytes(32)).decode()}")
+    async with sending(tmp_path, signature(1, {"valueFile": path})) as place:
+        [state] = place.store.states
+
+    assert state.error.endswith("install 'message-router[oidc]' to sign with it")
 
 
 # --- AWS

@@ -35,6 +35,7 @@ _RESERVED: Final = frozenset(
         "x-correlation-id",
     }
 )
+_OURS: Final = "user-agent"  # the routing document may set it, a message may not
 _RESERVED_PREFIXES: Final = (
     "ce-",
     "proxy-",
@@ -54,6 +55,14 @@ def is_reserved(name: str) -> bool:
     """Return whether only the router may set this header."""
     lower = name.lower()
     return lower in _RESERVED or lower.startswith(_RESERVED_PREFIXES)
+
+
+def check_message_headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the headers of a message as pairs, or raise BadHeader (MSG-1)."""
+    for name in headers:
+        if name.lower() == _OURS:
+            raise BadHeader(f"{name} may not be set here")
+    return check_headers(headers)
 
 
 def check_headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Final, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct, field
 
-from router.core.headers import BadHeader, check_headers
+from router.core.headers import BadHeader, check_message_headers
 from router.core.target import HANDLER, PROCESS, BadTarget, Target, read_target
 from router.core.trace import Span
 from router.core.typos import UNKNOWN_FIELD, advice, fields_of, shown_name
@@ -444,7 +444,7 @@ def _check(message: Message) -> None:
 
 def _check_headers(message: Message) -> None:
     try:
-        message.headers = dict(check_headers(message.headers or {})) or None
+        message.headers = dict(check_message_headers(message.headers or {})) or None
     except BadHeader as error:
         raise Malformed(f"`headers`: {error}") from None
 

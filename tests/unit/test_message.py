@@ -96,7 +96,16 @@ def test_a_message_may_say_how_it_is_sent() -> None:
         *(
             ("headers", {name: "a"})
             for name in (
-                *("Authorization", "content-TYPE", "Accept", "Expect", "TE", "Connection", "Host"),
+                *(
+                    "Authorization",
+                    "content-TYPE",
+                    "Accept",
+                    "Expect",
+                    "TE",
+                    "Connection",
+                    "Host",
+                    "USER-agent",
+                ),
                 *(
                     "Proxy-Authorization",
                     "proxy-x",
@@ -106,6 +115,7 @@ def test_a_message_may_say_how_it_is_sent() -> None:
                 ),
                 *("X-Message-Id", "x-message-anything", "webhook-id", "traceparent", "tracestate"),
                 *("X-Correlation-Id", "X-FLOWCATALYST-SIGNATURE", "Transfer-Encoding", "Cookie"),
+                "USER-agent",
             )
         ),
         ("maxAttempts", 0),

@@ -1229,11 +1229,14 @@ async def test_a_store_that_does_not_answer_is_given_up_on() -> None:
 
 @OPERATORS
 async def test_the_states_of_messages_ask_the_order_store() -> None:
-    async with parking(sender=failing(LATER), queue=HOLD) as (rig, logs):
+    async with (
+        parking(sender=failing(LATER), queue=HOLD) as (rig, logs),
+        BrokerRegistry(worker_id="t", dedup_window=1) as brokers,
+    ):
         await rig.publish(*grouped("a", "b"), queue=HOLD)
         await asyncio.sleep(10)
         lookup = MessageLookup(rig.manager, rig.breakers, rig.letters, lambda: WALL_AT_START)
-        stores = QueueStores(BrokerRegistry(worker_id="t", dedup_window=1), lambda: rig.config)
+        stores = QueueStores(brokers, lambda: rig.config)
         states = MessageStates(stores, lookup, rig.manager.deps.publishing, desk_of(rig))
 
         assert (await states.explain("b")).behind == "a"

@@ -1082,7 +1082,7 @@ def test_an_order_store_is_measured_as_quickly_however_much_it_has(
         steps.append(counted[0])
 
     assert sizes == [10, 2010]
-    assert steps[0] == steps[1]
+    assert steps[1] <= steps[0]  # a first call may prepare something
 
 
 BACKLOGS: dict[str, Callable[[int], Publication]] = {

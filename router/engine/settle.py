@@ -279,6 +279,8 @@ class Settler:
             self._outgoing.forget(ended)
             for job in ended:
                 job.batch.left -= 1
+                if job.failures and self.keeps_front and fate not in REMOVED:
+                    self.deps.registry.remember_tally(job)  # it may have failed here only
         elif log.isEnabledFor(logging.DEBUG):
             for job in ended:
                 log.debug("delivered", extra=facts_of(job))

@@ -1,16 +1,25 @@
 """`onFailure: "block"`: a failed message waits in front of its group, in the router (ORD-1)."""
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import pytest
 from msgspec.structs import replace
 
+from router.brokers import BrokerRegistry
 from router.core.config import OnFailure, Ordering, QueueConfig, RetryPolicy
 from router.core.history import Fate, WaitReason
+from router.core.message import UNTRIED
 from router.core.outcome import Cause, Metric, NoReply, Reply
+from router.core.returning import ReturnReason
+from router.engine.delivery import nack_all
+from router.engine.job import Return
 from router.engine.pool import waits_in
+from router.ports import Broker, Brokers, Nack, Unsettled
 from tests.support.fakes import OK, FakeSender
+from tests.support.passing import PassingBroker
 from tests.support.rig import (
     FREE_QUEUE,
     QUEUE,
@@ -222,6 +231,45 @@ async def test_what_waits_for_longer_than_its_broker_allows_goes_back(
         for job in overdue:
             job.settler.finish([job], Fate.RETURNED)
         await asyncio.sleep(60)
+
+
+class ForgetsTallies(PassingBroker):
+    """It keeps what failed only with a delay, as RabbitMQ does."""
+
+    async def nack(self, items: Sequence[Nack]) -> Sequence[Unsettled]:
+        kept = [each if each.delay else replace(each, tally=UNTRIED) for each in items]
+        return await super().nack(kept)
+
+
+class ForgetfulBrokers:
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self.open_publisher = brokers.open_publisher
+
+    @asynccontextmanager
+    async def open_queue(self, queue: QueueConfig) -> AsyncIterator[Broker]:
+        async with self._brokers.open_queue(queue) as broker:
+            yield ForgetsTallies(broker)
+
+
+@pytest.mark.rule("ORD-1", "WQ-5")
+async def test_what_failed_is_known_when_a_blocked_message_went_back_meanwhile() -> None:
+    policy = RetryPolicy(max_attempts=2, schedule=(30.0,), statuses=frozenset({404}))
+    sender, queue = failing(Reply(404), Reply(404)), replace(BLOCK, retry=policy)
+    async with (
+        BrokerRegistry(worker_id="test", dedup_window=300) as registry,
+        running(pool(), sender=sender, queues=[queue], brokers=ForgetfulBrokers(registry)) as rig,
+    ):
+        await rig.publish(*grouped("a", "b"), queue=queue)
+        await asyncio.sleep(10)
+        for job in rig.manager.registry.tracker:
+            job.hold_until = 5.0
+        overdue = rig.pool().take_overdue(10.0)
+        await nack_all([Return(job, ReturnReason.OVERDUE) for job in overdue])
+        await asyncio.sleep(60)
+
+        assert rig.sender.ids == ["a", "a", "b"]
+        assert [(each.message_id, each.failures) for each in rig.letters.letters] == [("a", 2)]
 
 
 @pytest.mark.rule("ORD-1", "BRK-6")

@@ -1,6 +1,7 @@
 """`config` checks a routing configuration (CFG-8); `pools` changes a pool until the next sync."""
 
 import asyncio
+import os
 import sys
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
@@ -60,8 +61,8 @@ def check(source: str, as_json: bool) -> None:
 
     If a router is running, the document is compared with its configuration. Queue names are
     resolved with the settings in the environment, as in the router. If
-    MESSAGE_ROUTER_CREDENTIALS_FILE is set, targets whose credentials may not go there are errors.
-    The exit code is 1 if the document has errors.
+    MESSAGE_ROUTER_CREDENTIALS_FILE is set, targets whose credentials may not go there are errors,
+    and secrets that cannot be used here are shown. The exit code is 1 if the document has errors.
     """
     if "://" not in source:
         source = Path(source).resolve().as_uri()
@@ -99,10 +100,16 @@ def check(source: str, as_json: bool) -> None:
 
 
 def _without_secrets(body: bytes, settings: Settings) -> Iterator[Problem]:
-    """Yield the entries of `targets` that would send nothing, by the credentials file of here."""
+    """Yield the entries of `targets` that would send nothing, by the credentials file of here.
+
+    A secret that cannot be used here is no error: the router may be elsewhere, or another user.
+    """
     if settings.credentials_file is None:
         return
-    from router.outbound.credentials import read_private  # noqa: PLC0415  on use: takes a while
+    from router.outbound.credentials import (  # noqa: PLC0415  on use: takes a while
+        read_contents,
+        read_private,
+    )
 
     try:
         content, _ = read_private(settings.credentials_file, MAX_FILE_BYTES)
@@ -115,6 +122,11 @@ def _without_secrets(body: bytes, settings: Settings) -> Iterator[Problem]:
                 flaw = refusal(known, entry.credentials, read_target(entry.match))
                 if flaw is not None:
                     yield Problem("$.targets", Code.CREDENTIALS, f"{entry.name}: {flaw}")
+                    continue
+                found = read_contents(known[entry.credentials], os.environ)
+                if text := found.problem or found.flaw or found.note:
+                    text = f"{entry.name}: credentials {entry.credentials}: {text}"
+                    yield Problem("$.targets", Code.CREDENTIALS, text, skipped=False)
 
 
 def _typos(body: bytes) -> Iterator[str]:

@@ -85,6 +85,7 @@ def test_targets_that_would_send_nothing_are_errors(
     file = tmp_path / "credentials.json"
     file.write_text(json.dumps({"credentials": [crm]}))
     monkeypatch.setenv("MESSAGE_ROUTER_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("CRM", "s3cret")
     hosts = {"good": "https://crm.test", "evil": "https://evil.test", "plain": "http://x.test"}
     targets = [{"name": name, "match": url, "credentials": "crm"} for name, url in hosts.items()]
     del targets[2]["credentials"]
@@ -95,6 +96,23 @@ def test_targets_that_would_send_nothing_are_errors(
     [line] = [line for line in result.stderr.splitlines() if "credentials" in line]
     assert line.startswith("$.targets: evil: credentials crm may not go to https://evil.test")
     assert line.endswith("evil.test is none of their `hosts` in the credentials file")
+
+
+@pytest.mark.rule("CFG-8", "TGT-3")
+def test_a_secret_that_cannot_be_used_here_is_shown_and_no_error(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crm = {"name": "crm", "type": "bearer", "hosts": ["crm.test"], "tokenEnv": "CRM"}
+    file = tmp_path / "credentials.json"
+    file.write_text(json.dumps({"credentials": [crm]}))
+    monkeypatch.setenv("MESSAGE_ROUTER_CREDENTIALS_FILE", str(file))
+    monkeypatch.delenv("CRM", raising=False)
+    target = {"name": "t", "match": "https://crm.test", "credentials": "crm"}
+
+    result = run("config", "check", written(tmp_path, {"queues": [QUEUE], "targets": [target]}))
+
+    assert result.exit_code == 0
+    assert "$.targets: t: credentials crm: tokenEnv (CRM) is not set\n" in result.stderr
 
 
 @pytest.mark.rule("CFG-8", "TGT-3")

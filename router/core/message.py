@@ -233,6 +233,7 @@ class RawMessage(Message, kw_only=True, gc=False):
 
     body: bytes
     content_type: str
+    published_at: float | None = None  # Unix seconds, if its broker says
     reads_reply: bool = False  # type: ignore[misc]
 
 

@@ -185,6 +185,7 @@ def read_raw(route: RawRoute | None, received: ReceivedMessage) -> RawMessage:
         headers=headers or None,
         body=received.body,
         content_type=reading.content_type(route.content_type),
+        published_at=received.published_at,
         reads_reply=route.reads_reply,
     )
 

@@ -537,13 +537,15 @@ def _aws_headers(
 
 def _event_headers(message: Message, entry: TargetConfig) -> list[str]:
     """Return the headers of an event in binary mode (TGT-8)."""
-    group = [f"ce-partitionkey: {_event_value(message.group)}"] if message.group else []
+    more = [f"ce-partitionkey: {_event_value(message.group)}"] if message.group else []
+    if isinstance(message, RawMessage) and message.published_at is not None:
+        more.append(f"ce-time: {iso(message.published_at)}")
     return [
         "ce-specversion: 1.0",
         f"ce-id: {_event_value(message.id)}",
         f"ce-type: {_event_value(entry.event_type)}",
         f"ce-source: {_event_value(entry.event_source)}",
-        *group,
+        *more,
     ]
 
 

@@ -161,6 +161,7 @@ def test_values_come_from_attributes_and_from_the_broker() -> None:
     )
 
     message = read_raw(route, received(b"{}", source, published_at=0.0))
+    assert message.published_at == 0.0
 
     assert (message.id, message.group, message.content_type) == ("%FF%20a", "acme", "text/plain")
     assert message.headers == {

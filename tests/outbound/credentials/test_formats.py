@@ -125,12 +125,24 @@ async def test_a_raw_message_is_an_event_in_binary_mode(tmp_path: Path) -> None:
         for name in ("cloudEvent", "cloudEventStructured"):
             entry = {"name": "t", "match": target.url, "format": name, "ceType": "order.paid"}
             place.use(entry)
-            message = RawMessage(id="m-1", target=target.url, body=b"\xff", content_type="a/b")
+            message = RawMessage(
+                id="m-1",
+                target=target.url,
+                body=b'"\\u00e9" ',
+                content_type="application/json",
+                published_at=1_769_847_330.123,
+            )
             await place.sender.send(message, 1, 5.0)
+        undated = RawMessage(id="m-2", target=target.url, body=b"\xff", content_type="a/b")
+        await place.sender.send(undated, 1, 5.0)
 
-    assert [request.body for request in target.requests] == [b"\xff"] * 2
-    for request in target.requests:
-        assert (request.headers["content-type"], request.headers["ce-id"]) == ("a/b", "m-1")
+    *dated, last = target.requests
+    for request in dated:
+        event = from_binary_event(HTTPMessage(request.headers, request.body), JSONFormat())
+        assert (request.body, event.get_data()) == (b'"\\u00e9" ', "é")
+        assert event.get_time() == datetime(2026, 1, 31, 8, 15, 30, 123_000, tzinfo=UTC)
+    assert (last.body, last.headers["content-type"]) == (b"\xff", "a/b")
+    assert "ce-time" not in last.headers
 
 
 # --- Standard Webhooks

@@ -502,6 +502,8 @@ class FlowControl:
 
     def _place_held(self, job: Job) -> bool:
         pool = self._pools.choose(job, _code(job))
+        if pool.draining and (lane := pool.lane_of(job)) is not None and lane.is_returning:
+            return False  # it goes back with its group
         job.state = State.QUEUED
         if pool.submit(job):
             return True

@@ -280,9 +280,10 @@ class ProcessPool:
         return [lane for line in self.lines.values() for lane in line.parked]
 
     async def nack_lane(self, lane: Lane) -> None:
-        """Return what waits in a lane."""
+        """Return what waits in a lane, and what is held behind it."""
         lane.is_returning = True
-        await nack_all([Return(job, ReturnReason.STOPPED) for job in lane.take_all()])
+        jobs = with_held(lane, lane.take_all())
+        await nack_all([Return(job, ReturnReason.STOPPED) for job in jobs])
         if lane.current is None:
             self._close(lane)
 

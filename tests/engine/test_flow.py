@@ -575,6 +575,25 @@ async def test_what_is_held_of_a_group_goes_back_behind_one_that_lost_its_lease(
         assert sender.ids == ["long", *numbered("m", 55)]
 
 
+@pytest.mark.rule("CFG-6", "ROUTE-5", "P3")
+async def test_what_is_held_of_a_group_goes_back_behind_what_its_removed_pool_returns() -> None:
+    queue = scripted(HOLD, redelivers=True)
+    sender = FakeSender(takes=1, takes_for={"long": 100})
+    async with running(pool("P", 1), pool("Q"), sender=sender, brokers=Scripted(q=queue)) as rig:
+        hand_over(queue, "P", ["long"])
+        hand_over(queue, "P", ["a"], group="g")
+        hand_over(queue, "P", numbered("m", 55), group="h")  # they fill the pool
+        hand_over(queue, "P", ["b"], group="g")
+        await asyncio.sleep(1)
+        (state,) = [job.state for job in rig.manager.registry.tracker if job.message.id == "b"]
+        await rig.apply(pool("Q"))
+        await asyncio.sleep(100)
+
+        assert state is State.WAITING
+        assert [each for each in sender.ids if each in "ab"] == ["a", "b"]
+        assert [each for each in sender.ids if each[0] == "m"] == numbered("m", 55)
+
+
 @pytest.mark.rule("ROUTE-5", "OPS-4", "CFG-7")
 async def test_what_is_held_goes_back_in_order_when_its_queue_stops() -> None:
     queue = scripted(HOLD)

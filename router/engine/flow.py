@@ -248,13 +248,16 @@ class FlowControl:
     def _limit(self, traits: Traits) -> int:
         """Return how many messages find room, as far as the pools of the latest receive tell.
 
-        Before the first one, any pool may be theirs. Where pools can be asked for, nothing has to
-        come then that does not fit.
+        Before the first one, any pool may be theirs. Nothing has to come then that does not fit,
+        where pools can be asked for, or all of them say how much they take ahead (POOL-1).
         """
-        if not self._noted and self._pools and traits.selector is not None:
-            some = islice(self._pools.values(), MAX_POOLS_LOOKED_AT)
-            room = max(pool.lasting_room for pool in some)
-            return max(min(room, self.most), 1)
+        if not self._noted and self._pools:
+            some = list(islice(self._pools.values(), MAX_POOLS_LOOKED_AT))
+            if traits.selector is not None or all(
+                pool.config.take_ahead is not None for pool in some
+            ):
+                room = max(pool.lasting_room for pool in some)
+                return max(min(room, self.most), 1)
         room = 0
         for code in self._noted:
             pool = self._pools.find(code)

@@ -232,7 +232,9 @@ async def test_only_what_waits_for_room_gets_the_longer_lease_in_one_call() -> N
     traits = Traits(held_lease_seconds=300)
     queue = ScriptedQueue(lease_seconds=30, traits=traits)
     sender = FakeSender(takes=400)
-    async with running(pool("P", 1, take_ahead=2), sender=sender, brokers=Scripted(q=queue)) as rig:
+    async with running(
+        pool("P", 1, take_ahead=None), sender=sender, brokers=Scripted(q=queue)
+    ) as rig:
         for each in "abcdefghi":
             content = body(each, poolCode="P", messageGroupId=each)
             queue.hand_over(handed(content, each, each, lease=30))
@@ -251,7 +253,9 @@ async def test_a_longer_lease_that_was_refused_is_lost_like_any_other() -> None:
     traits = Traits(held_lease_seconds=300)
     queue = ScriptedQueue(lease_seconds=30, traits=traits, unsettled={"i": lost("i")})
     sender = FakeSender(takes=20)
-    async with running(pool("P", 1, take_ahead=2), sender=sender, brokers=Scripted(q=queue)) as rig:
+    async with running(
+        pool("P", 1, take_ahead=None), sender=sender, brokers=Scripted(q=queue)
+    ) as rig:
         for each in "abcdefghi":
             content = body(each, poolCode="P", messageGroupId=each)
             queue.hand_over(handed(content, each, each, lease=30))

@@ -78,6 +78,23 @@ async def test_a_pool_takes_no_more_than_it_is_told_to(take_ahead: int | None, h
 
 
 @pytest.mark.rule("POOL-1")
+@pytest.mark.parametrize(("take_ahead", "brought"), [(0, 3), (2, 9), (None, 40)])
+async def test_a_first_receive_leaves_the_rest_to_others_if_all_pools_say_how_much_they_take(
+    take_ahead: int | None, brought: int
+) -> None:
+    queue, sender = ScriptedQueue(lease_seconds=1000), FakeSender(takes=500)
+    config = pool("P", 3, take_ahead=take_ahead)
+    async with running(config, sender=sender, brokers=Scripted(q=queue)) as rig:
+        for n, each in enumerate(bodies(40)):
+            queue.hand_over(handed(each, n, str(n), lease=1000))
+        await asyncio.sleep(100)
+
+        assert 40 - len(queue.ready) == brought
+        assert rig.manager.registry.held == brought
+        assert ("QUEUE_FULL" in rig.codes) is (take_ahead is None)
+
+
+@pytest.mark.rule("POOL-1")
 async def test_a_pool_without_take_ahead_never_leaves_a_worker_idle() -> None:
     sender = FakeSender(takes=1)
     async with running(pool("P", 4, take_ahead=0), sender=sender) as rig:

@@ -254,7 +254,9 @@ class HttpSender:
             )
             if not _is_unauthorized(answer):
                 credential.is_refused = False
-                return self._judged(answer, credential, auth)
+                if auth.tls is not None:
+                    answer = self._about_certificate(answer, credential)
+                return _without_echo(answer, auth)
             newer = await store.renew(credential, auth)
             if newer is not None:
                 auth = newer
@@ -266,7 +268,9 @@ class HttpSender:
                 )
         except Unusable as error:
             return NoReply(Cause.NO_CREDENTIALS, str(error))
-        answer = self._judged(answer, credential, auth)
+        if auth.tls is not None:
+            answer = self._about_certificate(answer, credential)
+        answer = _without_echo(answer, auth)
         credential.is_refused = _is_unauthorized(answer)
         if isinstance(answer, NoReply) or not credential.is_refused:
             return answer
@@ -274,19 +278,20 @@ class HttpSender:
         text = f"credentials {credential.name}: {origin} answers HTTP 401 to them"
         return _Unauthorized(Cause.NO_CREDENTIALS, text, reply=answer)
 
-    def _judged(self, answer: Answer, credential: LiveCredential, auth: Auth) -> Answer:
-        """Return an answer without our secrets, and say what our certificate has to do with it."""
-        if auth.tls is None or auth.tls.certificate is None:
-            return _without_echo(answer, auth)
-        if not _may_be_about_certificate(answer):
-            return _without_echo(answer, auth)
+    def _about_certificate(self, answer: Answer, credential: LiveCredential) -> Answer:
+        """Return what an answer says if it is about our certificate, else as it is (TGT-7)."""
+        if not isinstance(answer, NoReply):
+            if answer.status not in _CERTIFICATE_REFUSALS:
+                return answer
+        elif answer.cause is not Cause.BROKEN or not _CUT_OFF.search(answer.detail):
+            return answer
         if credential.has_expired(self._wall()):
             text = f"credentials {credential.name}: their certificate has expired"
             return NoReply(Cause.NO_CREDENTIALS, text)
-        if isinstance(answer, NoReply):
-            text = f"the target may refuse the certificate of credentials {credential.name}"
-            return replace(answer, detail=f"{answer.detail}: {text}")
-        return _without_echo(answer, auth)
+        if not isinstance(answer, NoReply) or credential.config.certificate is None:
+            return answer
+        text = f"the target may refuse the certificate of credentials {credential.name}"
+        return replace(answer, detail=f"{answer.detail}: {text}")
 
     def _add_auth(
         self, request: "_Request", credential: LiveCredential, auth: Auth, place: Destination
@@ -466,13 +471,6 @@ def _body_of(message: Message, entry: TargetConfig | None) -> bytes:
     if message.payload and message.has_payload:
         return b'{"messageId":%b,"payload":%b}' % (_encode(message.id), message.payload)
     return b'{"messageId":%b}' % _encode(message.id)
-
-
-def _may_be_about_certificate(answer: Answer) -> bool:
-    """Return whether a target might answer so to a certificate that it does not accept (TGT-7)."""
-    if isinstance(answer, NoReply):
-        return answer.cause is Cause.BROKEN and _CUT_OFF.search(answer.detail) is not None
-    return answer.status in _CERTIFICATE_REFUSALS
 
 
 def _is_unauthorized(answer: Answer) -> bool:

@@ -118,10 +118,16 @@ async def test_a_target_that_ends_the_handshake_is_said_to_refuse_the_certificat
         async with sending(tmp_path, mtls) as place:
             place.use({"name": "t", "match": target.url, "credentials": "bank"})
             answer = await place.send(target.url)
+        del mtls["certFile"], mtls["keyFile"]
+        async with sending(tmp_path, mtls) as place:
+            place.use({"name": "t", "match": target.url, "credentials": "bank"})
+            without = await place.send(target.url)
 
     assert isinstance(answer, NoReply)
     assert answer.cause is Cause.BROKEN
     assert answer.detail.endswith("the target may refuse the certificate of credentials bank")
+    assert isinstance(without, NoReply)
+    assert "may refuse" not in without.detail  # there was none
 
 
 @pytest.mark.rule("TGT-7")

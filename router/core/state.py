@@ -70,7 +70,7 @@ class QueueState(Struct, frozen=True, kw_only=True, dict=True):
     restarts: int = 0
     held: int = 0  # by the router, because their pools are full
     deferred: int = 0  # in the broker
-    look_ahead_used_up: bool = False  # messages of other pools wait behind those of a full one
+    look_ahead_used_up: bool = False  # messages wait behind those of a full pool
     stored: int | None = None  # messages in its order store; None: it has none (ORD-4)
     stored_bytes: int = 0  # of their bodies
     stored_oldest: float = 0.0  # seconds since the first of them was stored
@@ -378,7 +378,7 @@ def assess(state: RouterState) -> Health:
             f"below 90 % success: pools {_listed(failing_pools)}",
         ),
         (0 < len(unhealthy) < len(consumers), f"unhealthy consumers: {_listed(unhealthy)}"),
-        (used_up, f"other pools wait behind a full one: queues {_listed(used_up)}"),
+        (used_up, f"messages wait behind those of a full pool: queues {_listed(used_up)}"),
         (warnings.total > TOLERATED_WARNINGS, f"active warnings: {warnings.total}"),
     )
     if failures or degradations:

@@ -359,10 +359,14 @@ class FlowControl:
             return
         named = max(counts, key=counts.__getitem__)
         code = named if named in self._pools else DEFAULT_POOL
+        pool = self._pools.get(code)
+        who, cure = "other pools", "Give that pool a queue of its own"
+        if pool is not None and pool.has_room:  # but not for the target of most of them
+            who, cure = "its other targets", "Give the slow target a pool of its own"
         self._warn(
             Code.LOOK_AHEAD,
             f"messages of pool {code} fill the look-ahead of {self._queue.name}: "
-            "other pools wait behind them. Give that pool a queue of its own",
+            f"{who} wait behind them. {cure}",
         )
 
     # Connections.

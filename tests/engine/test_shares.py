@@ -284,6 +284,7 @@ async def test_what_goes_back_for_want_of_a_share_is_bounded_and_holds_up_no_oth
         assert max(seen) <= 100 + 2 * MAX_BATCH_MESSAGES
         assert used_up
         assert Code.LOOK_AHEAD in codes
+        assert "Give the slow target a pool of its own" in str(rig.warnings)
         assert max(waits) <= 0.1
         assert ended(rig)[Fate.DELIVERED] == 530
         assert not flow.is_used_up

@@ -233,7 +233,7 @@ def test_a_used_up_look_ahead_needs_attention() -> None:
     health = assess(replace(IDLE, queues=[queue]))
 
     assert (health.healthy, health.status) == (True, Status.WARNING)
-    assert health.issues == ("other pools wait behind a full one: queues a",)
+    assert health.issues == ("messages wait behind those of a full pool: queues a",)
 
 
 @pytest.mark.rule("OPS-3")

@@ -117,10 +117,8 @@ def show_letter(letter_id: str, as_json: bool) -> None:
 @click.option("--to", metavar="QUEUE", help="Publish to this queue instead of the original one.")
 @click.option("--dry-run", is_flag=True, help="Only report what would be replayed.")
 @click.option("--force", is_flag=True, help="Include those that were replayed before.")
-@click.option(
-    "--target-from", metavar="PREFIX", help="Only targets that begin with it: replace it."
-)
-@click.option("--target-to", metavar="PREFIX", help="What it is replaced by.")
+@click.option("--target-from", metavar="PREFIX", help="Only letters whose target begins so.")
+@click.option("--target-to", metavar="PREFIX", help="The new beginning of the target.")
 @click.option(
     "--keep-secrets",
     is_flag=True,

@@ -25,8 +25,10 @@ _COLUMNS: Final = (
 def _group_options(command: Command) -> Command:
     """Add what names a group."""
     for option in (
-        click.option("--group", metavar="GROUP", help="Its id. Default: messages without one."),
-        click.option("--pool", metavar="CODE", help="That messages name. Default: DEFAULT-POOL."),
+        click.option(
+            "--group", metavar="GROUP", help="Id of the group. Default: messages without one."
+        ),
+        click.option("--pool", metavar="CODE", help="Pool that they name. Default: DEFAULT-POOL."),
         click.option("--queue", metavar="NAME", required=True, help="The strict queue."),
     ):
         command = option(command)

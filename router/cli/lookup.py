@@ -135,7 +135,7 @@ def cancel(message_id: str, queue: str | None, running: bool) -> None:
 def messages(*, limit: int, cursor: str | None, as_json: bool, **wanted: str | None) -> None:
     """List the messages of a work queue or a PGMQ queue, newest first.
 
-    Payloads and results are not shown. It looks further until it has found as many as asked for.
+    Payloads and results are not shown. Further pages are read until LIMIT messages are found.
     """
     items: list[Mapping[str, Any]] = []
     with connect() as router:
@@ -222,8 +222,8 @@ def schedules(as_json: bool) -> None:
 def targets(ctx: click.Context, as_json: bool) -> None:
     """List targets and what holds their messages back, those in trouble first.
 
-    A target takes `limit` requests at once, after it has refused more. It gets none until
-    `silentUntil`, if it asked for that, nor while its circuit is OPEN. The 1000 most troubled and
+    `limit` is how many requests at a time go to a target that has refused some. None go to it
+    before `silentUntil`, if it asked for that, nor while its circuit is OPEN. The 1000 most troubled and
     latest used targets are shown.
     """
     if ctx.invoked_subcommand is not None:

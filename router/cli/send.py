@@ -150,7 +150,7 @@ def publishing_query(queue: str | None, allow_unknown: bool) -> dict[str, str | 
 
 
 allow_unknown_option: Final = click.option(
-    "--allow-unknown", is_flag=True, help="Ignore fields that no message has: do not refuse them."
+    "--allow-unknown", is_flag=True, help="Accept messages with unknown fields, and ignore these."
 )
 
 

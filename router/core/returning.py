@@ -1,17 +1,19 @@
 """Why a message goes back to its queue, and for how long; when it is given up instead.
 
-`RETURNS` is the table of BRK-4: every NACK has one of its reasons. Where its row is not the last
-word on the delay, a function below is:
+`RETURNS` is the table of BRK-4: every NACK has one of its reasons. Its row is the delay, except for
 
 - FAILED, PUT_OFF, NOT_SENT, OVERLOADED: `decide`, by what the target or the retry policy asks for;
   for an open circuit `circuit_delay`;
-- BEHIND: `delay_behind`;
+- BEHIND: `delay_behind`; 0 if it follows its group to the order store, or waits for a dead letter
+  that holds the group;
 - EARLY: the rest of the time until its `notBefore`;
 - NO_ROOM: `deferral_seconds`, called by `FlowControl`, which knows the rate of the pool; what waits
   only for those in front of it comes back after a second. Where the broker skips full pools, the
   message need not stay away: 0.
 
-An adapter does what its broker can.
+Two things come after all of this. In a strict queue whose broker would hand out newer messages of
+the group first, what keeps its place goes back for 0 (ORD-10, `Settler._in_its_place`). And an
+adapter does what its broker can.
 """
 
 import math

@@ -8,7 +8,17 @@ A queue that is connected is not polled while `FlowControl.ask` returns None:
 - other pools have room, or theirs for other targets, but the look-ahead is used up: WARN
   `LOOK_AHEAD`.
 
-A strict queue has one more reason: its order store is not ready yet (`QueueOrder.is_ready`).
+A strict queue has one more reason: its order store is not ready yet (`QueueOrder.is_ready`). A
+shared queue that this router carries has only that one.
+
+`ask` is not reached at all while
+
+- this router does not have the queue: it is a standby, or another one has the lease
+  (`QueueManager.leadership_of`);
+- the queue's consumer before has not ended, or the connection is down or refused
+  (`Receiver._run`; warnings `QUEUE_UNREACHABLE`, `QUEUE_VALIDATION`);
+- it is stopping (`Receiver._may_receive`);
+- what the receive before brought is still being dispatched or given back (`Receiver._receive`).
 
 A message whose pool is full holds up no other pool of its queue (ROUTE-5). How depends on what the
 broker can do, which its traits say:

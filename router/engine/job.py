@@ -61,6 +61,10 @@ class Job(Struct, eq=False):
     group: str
     received: ReceivedMessage  # the first one; of later ones, handle and lease are adopted
     handle: Handle
+    # Loop time at which its lease ends, which `extend_leases` puts off; NEVER: with its connection.
+    # It has EXPIRED if the broker says so (`GuardedBroker`), if its connection ended or was silent
+    # (`Settler.disconnected`, `is_cut_off`), if its id is another message's now (`Tracker`), or if
+    # its task runs on after an abort (`DeliveryRunner`). `Settler.forfeit` lets it go.
     lease_until: float
     settler: "Settler"
     batch: Batch

@@ -1,4 +1,11 @@
-"""The groups of a pool: what waits in each, and which of them make no progress."""
+"""The groups of a pool: what waits in each, and which of them make no progress.
+
+Only a `Lane` orders the messages of a group, and only by the methods that put or take them: `put`
+(high priority first, but never before one that has been tried), `put_back` and `put_failed` (in
+front), `hold_back` and `release_blocked` (apart, then behind) and `take_…`. The pool and its
+`DeliveryRunner` call them. What has not reached a lane keeps its order in `FlowControl`, in
+`Dispatcher._hold_back` (behind one that came early) or in the order store.
+"""
 
 import math
 from collections import OrderedDict, deque

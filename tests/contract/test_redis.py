@@ -278,6 +278,22 @@ async def test_what_the_server_handed_out_in_an_answer_that_was_lost_comes_first
     assert not unsettled
 
 
+@pytest.mark.rule("P3", "BRK-6", "ROUTE-5")
+async def test_an_answer_that_was_lost_is_found_behind_all_that_is_held(
+    ends: Ends, client: Any
+) -> None:
+    """As many as `lookAhead` and the pools allow."""
+    most = 2 * redis_broker.PENDING_AT_ONCE_MESSAGES + 1
+    await ends.publisher.publish([publication(str(number)) for number in range(most + 2)])
+    await several(ends.broker, most)
+    await client.xreadgroup("message-router", "worker-1", {"orders": ">"}, count=1)
+
+    async with ends.brokers.open_queue(ends.queue) as broker:
+        received = await broker.receive(10)
+
+    assert bodies(received) == [str(most), str(most + 1)]
+
+
 @pytest.mark.rule("CMD-5")
 async def test_a_message_that_is_not_due_waits_at_the_server(ends: Ends) -> None:
     loop = asyncio.get_running_loop()

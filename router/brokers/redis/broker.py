@@ -43,7 +43,7 @@ LOOK_SECONDS: Final = 1.0  # between two looks for ended leases, and for what ot
 GATHER_STEP_SECONDS: Final = 0.005
 FORGOTTEN_CONSUMER_MS: Final = 24 * 3600 * 1000
 LEAST_VERSION: Final = (6, 2)  # it knows XAUTOCLAIM
-MAX_HELD_MESSAGES: Final = 3000  # of one process: look-ahead, and a batch
+PENDING_AT_ONCE_MESSAGES: Final = 1000
 PUBLISHED_AT_ONCE_MESSAGES: Final = 500  # Lua holds a few thousand arguments
 
 _NO_BODY: Final = "missing"  # a kind: the entry has no field of that name
@@ -217,14 +217,18 @@ class RedisBroker:
 
         Else it would come back when its lease ends, behind newer messages of its group.
         """
-        pending = await self._run(PENDING, MAX_HELD_MESSAGES)
-        unknown: list[str | int] = []
-        for entry, _, _, count in pending:
-            known = self._held.get(entry.decode())
-            if known is None or known.count != count:
-                unknown += [entry.decode(), count]
-        if unknown:
-            await self._run(RELEASE, *unknown)
+        start, pending = "-", None
+        while pending is None or len(pending) == PENDING_AT_ONCE_MESSAGES:
+            pending = await self._run(PENDING, start, PENDING_AT_ONCE_MESSAGES)
+            unknown: list[str | int] = []
+            for entry, _, _, count in pending:
+                name = entry.decode()
+                known = self._held.get(name)
+                if known is None or known.count != count:
+                    unknown += [name, count]
+                start = f"({name}"
+            if unknown:
+                await self._run(RELEASE, *unknown)
 
     async def close(self) -> None:
         self.stop()

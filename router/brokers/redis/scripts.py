@@ -132,8 +132,9 @@ end
 return lost
 """
 
-# ARGV: how many at most. Returns the messages that our consumer has, as {id, consumer, ms, count}.
-PENDING: Final = "return redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', ARGV[3], ARGV[2])"
+# ARGV: from which id, and how many at most. Returns the messages that our consumer has, as
+# {id, consumer, ms, count}.
+PENDING: Final = "return redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], '+', ARGV[4], ARGV[2])"
 
 # ARGV: pairs of id and count. Gives back what we hold, in its place, to be claimed at once.
 RELEASE: Final = f"""

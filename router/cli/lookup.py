@@ -223,8 +223,8 @@ def targets(ctx: click.Context, as_json: bool) -> None:
     """List targets and what holds their messages back, those in trouble first.
 
     `limit` is how many requests at a time go to a target that has refused some. None go to it
-    before `silentUntil`, if it asked for that, nor while its circuit is OPEN. The 1000 most troubled and
-    latest used targets are shown.
+    before `silentUntil`, if it asked for that, nor while its circuit is OPEN. The 1000 most
+    troubled and latest used targets are shown.
     """
     if ctx.invoked_subcommand is not None:
         return

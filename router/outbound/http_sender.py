@@ -163,6 +163,7 @@ class HttpSender:
         self._destination = lru_cache(maxsize=10_000)(self._find_destination)  # targets repeat
         self._loop = CurlLoop(options, policy.refuse_address, leadership)
         self._curl: Poster = self._loop
+        self._is_trial = False
         self._has_proxy = options.proxy is not None
         self._table = TargetTable()
         self._credentials = credentials
@@ -271,9 +272,10 @@ class HttpSender:
         if auth.tls is not None:
             answer = self._about_certificate(answer, credential)
         answer = _without_echo(answer, auth)
-        credential.is_refused = _is_unauthorized(answer)
-        if isinstance(answer, NoReply) or not credential.is_refused:
+        if isinstance(answer, NoReply) or not _is_unauthorized(answer):
+            credential.is_refused = False
             return answer
+        credential.is_refused = credential.is_refused or not self._is_trial
         origin = read_target(place.url).origin
         text = f"credentials {credential.name}: {origin} answers HTTP 401 to them"
         return _Unauthorized(Cause.NO_CREDENTIALS, text, reply=answer)
@@ -352,7 +354,7 @@ class HttpSender:
         """Send a message as `send` does, and tell what happened. Nothing else is told (TGT-10)."""
         recorder = _Recorder(self._curl)
         double = copy(self)
-        double._curl = recorder  # noqa: SLF001  its own class
+        double._curl, double._is_trial = recorder, True  # noqa: SLF001  its own class
         answer = await double.send(message, 1, timeout)
         entry = self._table.find(message.target) if self._table else None
         outcome = judge(answer, self._wall)

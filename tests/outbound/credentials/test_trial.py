@@ -128,6 +128,9 @@ async def test_a_trial_shows_why_a_target_refuses_the_credentials(tmp_path: Path
     ):
         place.use(entry(target.url))
         found = await trial(place, target.url)
+        assert place.store.states[0].ok  # for deliveries, as far as is known
+        await place.send(target.url)
+        assert not place.store.states[0].ok
 
     assert (found.verdict, found.outcome.cause) == ("RETRY", Cause.NO_CREDENTIALS)
     assert found.outcome.status == 401

@@ -1,4 +1,7 @@
-"""A claim for some pools reads no more of the tables, whatever waits for others (ROUTE-5)."""
+"""A claim for some pools reads no more of the tables, whatever waits for others (ROUTE-5).
+
+Nor does one hot group keep others from being found (POOL-1).
+"""
 
 import json
 from collections.abc import AsyncIterator
@@ -7,8 +10,14 @@ from typing import Any
 import asyncpg
 import pytest
 
+from router.brokers import BrokerRegistry
 from router.brokers.postgres.database import PostgresDatabase
+from router.core.config import QueueConfig
+from tests.acceptance.process import eventually
 from tests.contract.postgres_place import PostgresPlace
+from tests.support.fakes import FakeSender
+from tests.support.pace import slowdown
+from tests.support.rig import body, grouped, pool, running
 
 pytestmark = pytest.mark.anyio
 
@@ -97,3 +106,20 @@ async def test_each_pool_that_is_left_out_costs_one_look_into_an_index(
         blocks.append(found)
 
     assert blocks[1] - blocks[0] <= 4 * 490  # the levels of an index of this size, and one more
+
+
+@pytest.mark.rule("POOL-1", "P5")
+async def test_one_hot_group_idles_no_other_worker(
+    postgres: PostgresPlace, anyio_backend: object
+) -> None:
+    del anyio_backend  # asked for only to run on its loop
+    sender, config = FakeSender(takes=30), pool("P", 10, take_ahead=None)
+    queue = QueueConfig(name="q", uri=f"{postgres.server.url}?queue=hot")
+    async with (
+        BrokerRegistry(worker_id="w", dedup_window=300) as brokers,
+        running(config, sender=sender, brokers=brokers, queues=[queue]) as rig,
+    ):
+        await rig.publish(*grouped(*(f"hot{n}" for n in range(1000))), queue=queue)
+        others = [body(f"m{n}", poolCode="P", messageGroupId=f"m{n}") for n in range(9)]
+        await rig.publish(*others, queue=queue)
+        await eventually(lambda: sender.open == 10, within=2 * slowdown())

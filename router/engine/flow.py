@@ -225,6 +225,7 @@ class FlowControl:
         self._targets: OrderedDict[TargetOrigin, float] = OrderedDict()  # that got requests, when
         self._may_be_behind = False  # whether anything is held, deferred or refused
         self._refused: set[object] = set()  # groups that the latest batch brought, and had no room
+        self._found_choosy = False  # a pool had room, but not for the targets of what came
         self._selectors: list[PoolSelector] = []  # of the open connections
         self._only_holds = False  # a strict queue returns nothing for lack of room (ORD-6)
 
@@ -241,19 +242,22 @@ class FlowControl:
         if self._is_dark:
             return Ask(1)
         limit = self._limit(traits)
-        if not self._pools.any_full and not self.waiting and not self._refused:
+        is_choosy, self._found_choosy = self._found_choosy, False
+        if not self._pools.any_full and not self.waiting and not is_choosy:
             return Ask(limit)
         known = list(self._known_pools(now))
         full = [code for code, pool in known if not pool.has_room]
         if traits.selector is None and (full or self.waiting):
             return self._ask_ahead(traits, now, others_have_room=len(full) < len(known))
-        # Pools have room, but perhaps not for the targets of what comes: then it is deferred.
-        is_overdrawn = bool(self._refused) and self.deferred.count(now) >= self._look_ahead(traits)
+        is_overdrawn = is_choosy and self.deferred.count(now) >= self._look_ahead(traits)
         if is_overdrawn:
+            self._found_choosy = True  # also if what comes meanwhile, for other pools, fits
+            full += self.deferred.by_pool
             self._report_used_up()
+        wanted = self._without(full)
         if traits.selector is None:
             return None if is_overdrawn else Ask(limit)
-        return Ask(limit, self._without([*full, *self.deferred.by_pool] if is_overdrawn else full))
+        return Ask(limit, wanted)
 
     def _limit(self, traits: Traits) -> int:
         """Return how many messages find room, as far as the pools of the latest receive tell.
@@ -391,6 +395,7 @@ class FlowControl:
 
     def note_room(self) -> None:
         """A pool for which this queue waits has room again: fetch its messages, too."""
+        self._found_choosy = False
         self.place_waiting()
         if self._selectors:
             full = [
@@ -429,6 +434,7 @@ class FlowControl:
         if not pool.submit(job):
             self._refused.add(_order_of(job, pool))
             self._may_be_behind = True
+            self._found_choosy |= pool.has_room
             # Not the code that the message names: producers can make up any number of them.
             self._warn(Code.QUEUE_FULL, f"pool {pool.code} is full: what does not fit waits")
             return False

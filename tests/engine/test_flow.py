@@ -235,6 +235,20 @@ async def test_a_look_ahead_that_is_used_up_is_reported_until_it_is_not(
         assert (flow.is_used_up, sender.ids.count("last")) == (False, 1)
 
 
+@pytest.mark.rule("ROUTE-5")
+async def test_a_pool_with_room_gets_messages_although_the_look_ahead_was_used_up_for_it() -> None:
+    queue = scripted(DEFER, redelivers=True)
+    sender, entry = FakeSender(takes=20.0, takes_for={"q": 0.01}), replace(QUEUE, look_ahead=100)
+    pools, brokers = (pool("P", 5, take_ahead=0), pool("Q")), Scripted(q=queue)
+    async with running(*pools, sender=sender, brokers=brokers, queues=[entry]) as rig:
+        hand_over(queue, "Q", ["q"])
+        hand_over(queue, "P", numbered("m", 2_000))
+        await asyncio.sleep(999)
+
+        assert Code.LOOK_AHEAD in rig.codes
+        assert len(sender.ids) == 1 + 5 * 1000 / 20
+
+
 @pytest.mark.rule("ROUTE-5", "P5")
 async def test_a_look_for_more_costs_the_same_whatever_is_held_for_a_full_pool() -> None:
     queue = scripted(HOLD)

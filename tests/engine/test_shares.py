@@ -292,6 +292,45 @@ async def test_what_goes_back_for_want_of_a_share_is_bounded_and_holds_up_no_oth
 
 
 @pytest.mark.rule("SHARE-1", "ROUTE-5", "P4")
+async def test_what_goes_back_for_want_of_a_share_is_bounded_while_others_go_on() -> None:
+    sender = BusySender(takes=0.05, host_takes={"slow.test": 300.0})
+    pools = pool(concurrency=20, take_ahead=None), pool("Q")
+    async with running(*pools, sender=sender, queues=[replace(QUEUE, look_ahead=100)]) as rig:
+        await rig.publish(*to(FAST, "b0"), *to(SLOW, *numbered("a", 2_000)))
+        flow, seen = rig.manager.consumers["q"].flow, []
+        for n in range(100):
+            await asyncio.sleep(0.1)
+            await rig.publish(*to(FAST, f"q{n}", poolCode="Q"))
+            seen.append(len(flow.deferred))
+
+        assert 100 <= max(seen) <= 100 + MAX_BATCH_MESSAGES
+        assert len(sent_at(rig, numbered("q", 99))) == 99
+
+
+@pytest.mark.rule("SHARE-1", "ROUTE-5")
+@pytest.mark.parametrize("defers", [False, True])
+async def test_a_flow_whose_share_is_free_again_goes_on_although_the_look_ahead_is_used_up(
+    defers: bool,
+) -> None:
+    sender = BusySender(takes=0.1, host_takes={"slow.test": 5.0})
+    queue = ScriptedQueue(holds_groups=False, traits=Traits(defers=True), redelivers=True)
+    brokers = Scripted(q=queue) if defers else None
+    shared, entry = pool(concurrency=20, take_ahead=None), replace(QUEUE, look_ahead=100)
+    async with running(shared, sender=sender, brokers=brokers, queues=[entry]) as rig:
+        messages = [*to(FAST, "b0"), *to(SLOW, *numbered("a", 2_000))]
+        if defers:
+            queue.hand_over(*(handed(each, each, each.decode()) for each in messages))
+        else:
+            await rig.publish(*messages)
+        await asyncio.sleep(2)
+        is_used_up = rig.manager.consumers["q"].flow.is_used_up
+        await asyncio.sleep(197.9)
+
+        assert is_used_up
+        assert len(rig.sender.ids) >= 20 * 200 / 5
+
+
+@pytest.mark.rule("SHARE-1", "ROUTE-5", "P4")
 async def test_what_a_broker_defers_for_want_of_a_share_is_bounded_too() -> None:
     sender = BusySender(takes=0.1, host_takes={"slow.test": 30.0})
     queue = ScriptedQueue(holds_groups=False, traits=Traits(defers=True), redelivers=True)

@@ -79,6 +79,12 @@ class Source(Struct, frozen=True, eq=False, omit_defaults=True):
     content_type: str | None = None
     token: str | None = None  # new at every hand-over, of a message without an id
 
+    @property
+    def size(self) -> int:
+        """About how many bytes they take."""
+        named = (*self.attributes.items(), *self.binary.items())
+        return sum(len(name) + len(value) for name, value in named)
+
 
 class ReceivedMessage(Struct, frozen=True):
     """One hand-over by a broker: the bytes, and the claim to settle them."""
@@ -98,6 +104,11 @@ class ReceivedMessage(Struct, frozen=True):
     published_at: float | None = None
     source: Source | None = None  # of a raw queue; None: of any other
     is_cancelled: bool = False  # somebody wanted it to end while it was handed out (CMD-13)
+
+    @property
+    def size(self) -> int:
+        """How many bytes it takes, about, with what its broker gives besides the body."""
+        return len(self.body) + (0 if self.source is None else self.source.size)
 
     def has_ended(self, now: float) -> bool:
         """Return whether its lease is over. Without a lease, it ends with its connection."""

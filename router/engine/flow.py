@@ -607,7 +607,7 @@ class FlowControl:
         self._may_be_behind = True
         self._groups[code, job.group] += 1
         self.waiting += 1
-        self._budget.used += len(job.received.body)
+        self._budget.used += job.received.size
         self._pools.watch(code, self)
 
     def _drop(self, job: Job) -> None:
@@ -617,7 +617,7 @@ class FlowControl:
         if not self._groups[name]:
             del self._groups[name]
         self.waiting -= 1
-        self._budget.used -= len(job.received.body)
+        self._budget.used -= job.received.size
 
     def _take(self, jobs: Sequence[Job]) -> list[Job]:
         if not jobs:

@@ -17,6 +17,8 @@ from router.core.message import (
     Malformed,
     Message,
     Mode,
+    ReceivedMessage,
+    Source,
     id_of_malformed,
     parse,
 )
@@ -485,3 +487,11 @@ def test_a_correlation_id_has_no_control_characters() -> None:
 )
 def test_a_malformed_body_may_have_an_id(body: bytes, known: str | None) -> None:
     assert id_of_malformed(body) == known
+
+
+@pytest.mark.rule("RAW-2", "ROUTE-5", "P4")
+def test_the_size_of_a_hand_over_is_that_of_its_body_and_its_attributes() -> None:
+    source = Source(attributes={"name": "x" * 1000}, binary={"bytes": b"y" * 500})
+
+    assert ReceivedMessage(b"body", "handle", None).size == 4
+    assert ReceivedMessage(b"body", "handle", None, source=source).size == 4 + 4 + 1000 + 5 + 500

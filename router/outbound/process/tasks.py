@@ -149,12 +149,13 @@ def answer_of(result: TaskResult) -> Answer:
         return NoReply(Cause.TASK_FAILED, result.problem, error)
     if code < 0:
         names = {number.value: number.name for number in signal.Signals}  # not those in real time
-        name = names.get(-code, f"signal {-code}")
-        return NoReply(Cause.TASK_FAILED, f"ended by {name}", error)
+        name = names.get(-code, f"SIG{-code}")
+        return NoReply(Cause.TASK_FAILED, f"ended by {name}", error, name)
     said = read_error(result.output) or Failure("", "")
     causes = {EX_DATAERR: Cause.PERMANENT, EX_TEMPFAIL: Cause.DEFERRED}
     cause, detail = causes.get(code, Cause.TASK_FAILED), f"exit code {code}"
-    return NoReply(cause, detail, error or said.message, said.code or None, said.message)
+    code_said = said.code or f"EXIT_{code}"
+    return NoReply(cause, detail, error or said.message, code_said, said.message)
 
 
 def _as_json(output: bytes) -> bytes:

@@ -214,6 +214,31 @@ async def test_a_stop_waits_for_commands_in_flight_and_takes_no_more(bus: Bus) -
     assert (bus.waiting(), worker.in_flight_count) == (["too late"], 0)
 
 
+@pytest.mark.rule("POOL-1", "CMD-9")
+async def test_two_workers_share_commands_that_take_long(bus: Bus) -> None:
+    handled: list[list[str]] = [[], []]
+    workers = [
+        Worker(bus.url, domain=bus.domain, dead_letters="none", concurrency=1) for _ in handled
+    ]
+    for worker, mine in zip(workers, handled, strict=True):
+
+        async def debit(command: Command, _: Context, mine: list[str] = mine) -> None:
+            await asyncio.sleep(0.4)
+            mine.append(command.id)
+
+        worker.handler("Debit")(debit)
+    commands = [{"command_id": f"c-{n}", "command_type": "Debit"} for n in range(10)]
+    bus.client.send_batch(bus.commands, commands)
+    for worker in workers:
+        await worker.start()
+    await eventually(lambda: bus.waiting() == [])
+    for worker in workers:
+        await worker.stop()
+
+    assert min(map(len, handled)) >= 3
+    assert [worker.warnings for worker in workers] == [[], []]
+
+
 @pytest.mark.rule("CMD-3", "CMD-9")
 async def test_a_command_whose_reply_queue_is_missing_waits_for_it(bus: Bus) -> None:
     worker = Worker(bus.url, domain=bus.domain, dead_letters="none")

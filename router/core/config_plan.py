@@ -374,8 +374,9 @@ def _hidden_in(old: QueueConfig, new: QueueConfig) -> str:
 
 
 def _started(queue: QueueConfig) -> str:
-    uri = queue.public_uri
-    return uri if queue.retry is None else f"{uri}, retry {_shown_policy(queue.retry)}"
+    raw = "" if queue.route is None else f", raw to {mask_urls(queue.route.target)}"
+    retry = "" if queue.retry is None else f", retry {_shown_policy(queue.retry)}"
+    return f"{queue.public_uri}{raw}{retry}"
 
 
 def _described(pool: PoolConfig) -> str:

@@ -292,6 +292,15 @@ def test_changed_routes_are_told_without_secrets() -> None:
 
 
 @pytest.mark.rule("RAW-1", "CFG-7")
+def test_where_a_raw_queue_leads_is_told_when_it_starts() -> None:
+    new = replace(queue("a"), route=RawRoute(target="https://svc.example/hook?key=hunter2"))
+
+    assert plan(NOTHING, config(new)).lines() == [
+        "queue a: start (memory://a, raw to https://svc.example/hook?***)"
+    ]
+
+
+@pytest.mark.rule("RAW-1", "CFG-7")
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [

@@ -206,6 +206,22 @@ def call_published_backwards() -> None:
 
 
 @bug
+def capacity_not_counted() -> None:
+    """A pool takes messages although it is full."""
+
+    def submit(pool: ProcessPool, job: Job) -> bool:
+        limits = pool.capacity, pool.take_ahead
+        pool.capacity = pool.take_ahead = 1_000_000
+        try:
+            return bool(was(pool, job))
+        finally:
+            pool.capacity, pool.take_ahead = limits
+
+    was = _replace(ProcessPool, "submit", submit)
+    _replace(ProcessPool, "lasting_room", property(lambda pool: pool.capacity))
+
+
+@bug
 def removed_pool_leaves_its_workers_to_others() -> None:
     """When a pool is removed, each other pool may have one request more."""
 

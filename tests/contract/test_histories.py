@@ -74,7 +74,7 @@ class RealSite:
     """Two routers of this process on one queue of a real server."""
 
     store_fails = False
-    is_strict = False
+    is_strict = shares_order = False
     machine: Machine = THIS_MACHINE
     server: BrokerModel = NoServer()
 

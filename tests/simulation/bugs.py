@@ -10,6 +10,8 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from router.brokers.nats import broker as nats
+from router.brokers.rabbitmq.broker import RabbitConsumer
+from router.brokers.rabbitmq.connection import RabbitMessage
 from router.brokers.sqlite import queue_table
 from router.brokers.sqlite.queue_table import QueueTable
 from router.core.config import Schedule
@@ -432,6 +434,17 @@ def blocked_message_given_back() -> None:
 def delay_kept_at_a_stop() -> None:
     """What fails while its queue stops is returned with the delay of its retry."""
     _replace(Settler, "_in_its_place", lambda _, each: each)
+
+
+@strict_bug
+def strict_queue_left_while_messages_are_open() -> None:
+    """On RabbitMQ, a router that stops gives back its window at once, and its consumer."""
+
+    async def rewind(consumer: RabbitConsumer, *returned: RabbitMessage) -> None:
+        consumer._is_strict = False
+        await was(consumer, *returned)
+
+    was = _replace(RabbitConsumer, "rewind", rewind)
 
 
 @strict_bug

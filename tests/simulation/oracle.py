@@ -170,10 +170,16 @@ class Oracle(Book):
         self._note_rate(post, body)
         self.commands.posted(body, post.message)
         holder = self._holders.get(body.number, post.process)
-        if self.plan.strict is not None and not holder.is_alive:
-            holder = post.process  # it had it from the order store; now its queue has it again
+        if self._may_come_from_elsewhere(holder):
+            holder = post.process
         if holder is not post.process:
             self.violate("BRK-5", f"{name} sends body {body.number} although another has it")
+
+    def _may_come_from_elsewhere(self, holder: Process) -> bool:
+        """Return whether what a process has had from an order store may be in its queue again."""
+        plan = self.plan
+        is_shared = plan.routers > 1 and plan.kind not in WORK_QUEUES
+        return plan.strict is not None and (is_shared or not holder.is_alive)
 
     def post_ended(self, post: SimPost, answer: Answer | None) -> None:
         """None: it was cancelled."""
@@ -225,7 +231,8 @@ class Oracle(Book):
         if body is not None and self._count[body.number] == 1:  # else there may be several copies
             self._holders[body.number] = process
             self._handed_at[body.number] = self.now()
-            self.attempts.handed_over(process.name, body.number)
+            if not self.kept[body.number]:  # else it is its letter, replayed
+                self.attempts.handed_over(process.name, body.number)
 
     def claimed(self, contents: Sequence[bytes]) -> None:
         """By one call, in this order."""

@@ -30,14 +30,21 @@ class StoreSite(Protocol):
 
 
 def order_store(
-    logs: OrderLogs, site: StoreSite, process: Process, directory: Path, new_key: Callable[[], str]
+    logs: OrderLogs,
+    site: StoreSite,
+    process: Process,
+    directory: Path,
+    new_key: Callable[[], str],
+    *,
+    is_shared: bool,
 ) -> OrderStore:
-    """Return the order store of a process: a file in its directory."""
+    """Return the order store of a process: a file in this directory."""
 
     def uri_of(name: str) -> str:
         return f"sqlite:///{directory}/order.db?queue={quote(name, safe='')}&audit=0"
 
-    return OrderStore(logs=_SimLogs(logs, site, process), uri_of=uri_of, new_key=new_key)
+    logs = _SimLogs(logs, site, process)
+    return OrderStore(logs=logs, uri_of=uri_of, new_key=new_key, is_shared=is_shared)
 
 
 class _SimLogs:

@@ -41,6 +41,7 @@ class SimSurroundings(StoreSite, Protocol):
 
     config: RoutingConfig
     is_strict: bool
+    shares_order: bool
 
     @property
     def machine(self) -> Machine: ...
@@ -175,7 +176,14 @@ class SimRouter:
                 jitter=world.jitter,
                 wall=world.wall,
             )
-            order = order_store(registered, world, self.process, self._directory, world.new_id)
+            order = order_store(
+                registered,
+                world,
+                self.process,
+                self._directory.parent if world.shares_order else self._directory,
+                world.new_id,
+                is_shared=world.shares_order,
+            )
             self.manager = await stack.enter_async_context(
                 open_engine(
                     Settings(),

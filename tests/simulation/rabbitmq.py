@@ -44,6 +44,7 @@ class SimRabbitConsumer(Struct, eq=False):
     tag: str
     prefetch: int
     take: Callable[[RabbitMessage], None]
+    is_exclusive: bool = False
     out: int = 0  # messages that it was handed and nobody has settled: its window is its own
 
     @property
@@ -80,6 +81,7 @@ class RabbitModel:
         """Lose the connections of a process, or all of them."""
         for link in list(self.links):
             if process is None or link.wire.process is process:
+                link.was_silent = process is not None and process.is_frozen
                 link.end(restarted=restarted)
 
     # What links do.
@@ -147,12 +149,13 @@ class SimLink:
         self._pushed = Pipe(server.weather)
         self._context = None if (owner := OWNER.get()) is None else owner.context
         self._flagged = True
+        self.was_silent = False  # so its server has given it up
 
     def check(self) -> None:
         self.wire.check()
 
     def is_silent(self) -> bool:
-        return False  # a simulated process never stands still
+        return self.was_silent
 
     async def prove(self, heartbeat: float) -> None:
         """Ask nothing: there are no silences to be noticed."""
@@ -190,15 +193,18 @@ class SimLink:
     ) -> str:
         name = f"consumer-{next(self._names)}"
 
-        def begin() -> None:
+        def begin() -> bool:
             found = self._server.queues[queue]
-            # A strict queue has one router here, which cancels before it consumes again.
-            assert not exclusive or not found.consumers
-            found.consumers.append(SimRabbitConsumer(self, name, prefetch, take))
+            if any(exclusive or each.is_exclusive for each in found.consumers):
+                return False
+            found.consumers.append(SimRabbitConsumer(self, name, prefetch, take, exclusive))
             self._server.push(found)
+            return True
 
         self.in_window, self._last_of_others = 0, self._last_arrived
-        await self.wire.call(begin)
+        if not await self.wire.call(begin):
+            self.wire.lose("another router has the queue")
+            self.check()
         return name
 
     async def cancel(self, consumer: str) -> None:

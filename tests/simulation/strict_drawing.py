@@ -20,6 +20,7 @@ from tests.simulation.plan import (
 )
 
 STRICT_KINDS: Final = frozenset({Kind.SQLITE, Kind.RABBITMQ, Kind.NATS, Kind.ACTIVEMQ})
+SEVERAL_ROUTERS: Final = WORK_QUEUES | {Kind.RABBITMQ}  # whose consumer is exclusive
 ON_FAILURE: Final = (OnFailure.PARK, OnFailure.PARK, OnFailure.BLOCK, OnFailure.SKIP)
 HOLDS: Final = 0.4  # of these worlds
 WITHOUT_ORDER: Final = 0.1  # of the messages: no group holds them back
@@ -54,7 +55,7 @@ FAILS: Final = (
 
 
 def draw_strict(rng: random.Random, plan: WorldPlan) -> WorldPlan:
-    """Replace what is published. A broker that does not hold groups has one router."""
+    """Replace what is published. Where no broker keeps others away, there is one router."""
     strict = Strict(rng.choice(ON_FAILURE), holds=rng.random() < HOLDS)
     drawing = _StrictDrawer(rng, plan, strict)
     for _ in range(rng.choice((1, 2, 2, 3, 4))):
@@ -77,7 +78,7 @@ def draw_strict(rng: random.Random, plan: WorldPlan) -> WorldPlan:
 
 class _StrictDrawer:
     def __init__(self, rng: random.Random, plan: WorldPlan, strict: Strict) -> None:
-        self.routers = plan.routers if plan.kind in WORK_QUEUES else 1
+        self.routers = plan.routers if plan.kind in SEVERAL_ROUTERS else 1
         self.bodies: list[Body] = []
         self.steps: list[Step] = []
         self._rng = rng

@@ -98,3 +98,23 @@ def test_what_a_stop_returns_for_later_is_found(kind: Kind) -> None:
 
     assert "ORD-1" in {each.rule for each in result.violations}
     assert not run(plan).violations
+
+
+@pytest.mark.rule("SIM-2", "ORD-2", "ORD-10")
+def test_a_router_that_leaves_a_strict_queue_too_early_is_found() -> None:
+    plan = plan_of(Kind.RABBITMQ, Strict(OnFailure.PARK, holds=False))
+    slow = (Phase(0.0, Mood.CAPACITY, most=5, takes=20.0),)  # 0 is being sent when its router stops
+    steps = [
+        Step(15.0, Act.PUBLISH, (0, 1)),
+        *(Step(15.5, Act.KILL, router=each, seconds=1.0, share=STOPS_BELOW / 2) for each in (0, 1)),
+        Step(16.0, Act.PUBLISH, (2,)),
+    ]
+    plans = [
+        replace(plan, routers=2, phases=(slow, FINE, FINE), steps=(steps[0], steps[n], steps[3]))
+        for n in (1, 2)  # one of them has the queue
+    ]
+    with planted("strict-queue-left-while-messages-are-open"):
+        found = [violation.rule for each in plans for violation in run(each).violations]
+
+    assert "ORD-1" in found
+    assert not any(run(each).violations for each in plans)

@@ -138,6 +138,8 @@ class World:
         self.plan = plan
         self.config = _config(plan, directory)
         self.is_strict = plan.strict is not None
+        # Of strict queues that routers take over from each other, all know what is stored.
+        self.shares_order = plan.routers > 1 and plan.kind not in WORK_QUEUES
         self.store_fails = False
         self._directory = directory
         self._rng = random.Random(plan.seed ^ 0x5EED)  # noqa: S311  repeatable, not secret
@@ -305,7 +307,8 @@ class World:
 
     def _rows(self) -> list[str]:
         """What waits in the work queue's file."""
-        files = ["queue.db", *(f"r{index}/order.db" for index in range(self.plan.routers))]
+        orders = (f"r{index}/order.db" for index in range(self.plan.routers))
+        files = ["queue.db", "order.db", *orders]
         rows = [row for file in files for row in self._look(file, _UNSETTLED)]
         return [f"row {row[0]} ({row[1]}) is {row[2]}" for row in rows]
 

@@ -196,7 +196,7 @@ class _PoolEntry(Struct, rename="camel", omit_defaults=True, kw_only=True):
     ungrouped: Literal["serial", "parallel"] | None = None
     retry: _RetryEntry | None = None
     timeout_ms: Number | None = None
-    take_ahead: Number | Literal["auto"] | None = None
+    take_ahead: Number | str | None = None
     fair_share: Literal["target", "tenant", "none"] | None = None
 
 
@@ -571,10 +571,12 @@ def read_pool(raw: object, notes: Notes) -> PoolConfig:
     )
 
 
-def _read_take_ahead(value: Number | Literal["auto"] | None, notes: Notes) -> int | None:
+def _read_take_ahead(value: Number | str | None, notes: Notes) -> int | None:
     """Return the waiting messages for each worker; None: the pool finds out (POOL-1)."""
-    if value is None or isinstance(value, str):
+    if value is None or value == "auto":
         return None
+    if isinstance(value, str) or value < 0:
+        raise BadEntry("takeAhead", 'must be "auto" or a number, 0 or more')
     return 0 if value == 0 else notes.whole("takeAhead", value, MAX_TAKE_AHEAD)
 
 

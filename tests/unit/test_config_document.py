@@ -283,6 +283,16 @@ def test_a_bad_pool_is_skipped_and_named_by_its_path(entry: object, where: str) 
     assert document.problems[0].text.isprintable()
 
 
+@pytest.mark.rule("POOL-1")
+@pytest.mark.parametrize("wrong", [-1, -0.5, "many", ""])
+def test_a_wrong_take_ahead_is_told_what_it_may_be(wrong: object) -> None:
+    document = read_pool({"code": "A", "takeAhead": wrong})
+
+    assert [problem.text for problem in document.problems] == [
+        'must be "auto" or a number, 0 or more'
+    ]
+
+
 @pytest.mark.rule("P4")
 @pytest.mark.parametrize("key", ["ordering", "ungrouped", "code", "concurrency", "retry"])
 def test_a_problem_does_not_repeat_what_it_is_about(key: str) -> None:

@@ -1,7 +1,7 @@
 """Three routers share the partitions of strict queues and are killed one after the other.
 
 `.venv/bin/python -m tests.acceptance.partitions nats` tries it at full length; other brokers:
-rabbitmq, activemq.
+rabbitmq, activemq. With `--pause`, routers stand still until others have most of their queues.
 
 The target judges every request, as `./dev chaos --strict` does, and fails every 37th message once.
 A router that was killed is started again before the next one is killed: while all live, leases
@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -47,6 +48,7 @@ class Scale:
     ttl: int = 30  # of a lease: the default
     partitions: int = 16
     groups: int = 100
+    pauses: bool = False  # instead of the kills
 
 
 @dataclass
@@ -72,7 +74,8 @@ class PartitionsResult:
 
     @property
     def is_good(self) -> bool:
-        is_spread = all(phase.is_spread for phase in self.phases)
+        """Who was paused lives on with few leases or none, so pauses do not spread the work."""
+        is_spread = all(phase.is_spread for phase in self.phases) or self.order.pauses > 0
         return self.order.is_good and is_spread and set(self.codes) == {0}
 
     def as_json(self) -> dict[str, Any]:
@@ -100,7 +103,8 @@ def _running(broker: str, folder: Path) -> Iterator[str]:
 
 class PartitionsRun:
     def __init__(self, scale: Scale, site: Site, tell: Callable[[str], None]) -> None:
-        order = StrictResult(StrictOrder("", kills=scale.kills, seed=1))
+        kills, pauses = (0, scale.kills) if scale.pauses else (scale.kills, 0)
+        order = StrictResult(StrictOrder("", kills=kills, pauses=pauses, seed=1))
         self.result = PartitionsResult(order)
         self._scale = scale
         self._site = site
@@ -154,7 +158,7 @@ class PartitionsRun:
                 if number < scale.kills:
                     living = await self._kill_one(fleet, living, target.url)
             await asyncio.sleep(1.0)
-            await fleet.start(*(each for each in range(ROUTERS) if each not in living))
+            await self._start_again(fleet, living)
             self.result.codes = await fleet.stop()
         accepted = {name: group.accepted for name, group in self._target.groups.items()}
         order.lost = [
@@ -170,20 +174,36 @@ class PartitionsRun:
         return self._scale.messages // (2 * self._scale.kills + 1)
 
     async def _kill_one(self, fleet: Fleet, living: list[int], url: str) -> list[int]:
-        """Kill the first one under load; return who lives from now on."""
+        """Kill or pause the first one under load; return who works from now on."""
         victim, *others = living
-        back = [each for each in range(ROUTERS) if each not in living]
-        await fleet.start(*back)
+        back = await self._start_again(fleet, living)
         done = self._target.accepted
         await self._publish(fleet.routers[others[0]], url)
         await self._accepted(done + self._slice * len(self._scale.brokers) // 4)
         self._target.disturbed.append(time.monotonic())
-        await fleet.routers[victim].kill()
+        if self._scale.pauses:
+            await self._pause(fleet.routers[victim])
+            back = [victim]
+        else:
+            await fleet.routers[victim].kill()
+            self.result.order.kills += 1
         self.result.order.tracebacks += fleet.routers[victim].tracebacks()
-        self.result.order.kills += 1
-        self._tell(f"killed router {victim}")
+        self._tell(f"disturbed router {victim}")
         await self._accepted(self.result.order.published)
         return [*others, *back]
+
+    async def _start_again(self, fleet: Fleet, living: Sequence[int]) -> list[int]:
+        back = [each for each in range(ROUTERS) if each not in living]
+        await fleet.start(*back)
+        return back
+
+    async def _pause(self, router: RouterProcess) -> None:
+        """For so long that the others have most of its queues when it goes on."""
+        router.send(signal.SIGSTOP)
+        await asyncio.sleep(1.5 * self._scale.ttl)
+        self._target.disturbed.append(time.monotonic())
+        router.send(signal.SIGCONT)
+        self.result.order.pauses += 1
 
     async def _accepted(self, number: int) -> None:
         await eventually(lambda: self._target.accepted >= number, within=PATIENCE)
@@ -259,8 +279,11 @@ def main() -> int:
     reader.add_argument("broker", choices=("nats", "rabbitmq", "activemq"))
     reader.add_argument("--messages", type=int, default=20_000)
     reader.add_argument("--kills", type=int, default=4)
+    reader.add_argument("--pause", action="store_true", help="pause them instead")
+    reader.add_argument("--ttl", type=int, default=Scale.ttl)
     given = reader.parse_args()
-    scale = Scale([given.broker], given.messages, given.kills)
+    ttl, pauses = given.ttl, given.pause
+    scale = Scale([given.broker], given.messages, given.kills, ttl=ttl, pauses=pauses)
     with (
         tempfile.TemporaryDirectory(prefix="partitions-") as folder,
         running_brokers(scale.brokers, Path(folder)) as uris,

@@ -120,7 +120,7 @@ class CommandReader:
         queue, such as next steps.
         """
         if not _may_be_command(body):
-            return parse(body)
+            return _message(body)
         try:
             command = _command.decode(body)
         except msgspec.MsgspecError as error:
@@ -171,6 +171,15 @@ class CommandReader:
         if self._reply_names is None:
             return reply_to
         return self._reply_names.get(reply_to.lower(), f"{BESIDE}{reply_to}")
+
+
+def _message(body: bytes) -> Message:
+    try:
+        return parse(body)
+    except Malformed as error:
+        if b'"command_id"' not in body or b"command_type" in body:
+            raise
+        raise Malformed(f"a command needs a `command_type`; as a message: {error}") from None
 
 
 def asker_of(queue: QueueConfig, body: bytes) -> Message | None:

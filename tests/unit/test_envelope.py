@@ -96,6 +96,12 @@ def test_in_the_library_a_command_without_a_route_is_for_the_handler_of_its_type
         read({**PING, "command_type": "a b"}, library)
 
 
+@pytest.mark.rule("CMD-7", "BRK-2")
+def test_a_command_without_its_type_is_told_what_it_needs() -> None:
+    with pytest.raises(Malformed, match="a command needs a `command_type`; as a message: "):
+        read({"command_id": "1", "data": {}})
+
+
 @pytest.mark.rule("CMD-7")
 def test_a_reply_queue_that_the_router_does_not_know_keeps_its_name() -> None:
     assert read({**PING, "reply_to": "elsewhere"}).reply_to == "beside:elsewhere"

@@ -46,3 +46,17 @@ def test_a_window_is_widened_unless_messages_are_large() -> None:
 
     assert wide == 2500
     assert limit.of(500) == 50
+
+
+@pytest.mark.rule("P4")
+def test_a_wide_window_is_bounded_by_its_bytes_also_if_none_of_its_messages_is_large() -> None:
+    limit = PrefetchLimit()
+    limit.widen(2000)
+    wide = limit.of(500)
+
+    fits = limit.overflow(LARGE_BYTES, [LARGE_BYTES] * (WINDOW_BYTES // LARGE_BYTES))
+    full = limit.overflow(LARGE_BYTES, [LARGE_BYTES] * wide)
+
+    assert fits is None
+    assert full is not None
+    assert limit.of(500) == wide // 2

@@ -101,10 +101,13 @@ class PrefetchLimit:
     def __init__(self) -> None:
         self._most: int | None = None
         self._more = 0
+        self._small = LARGE_BYTES  # messages of this size fit into the latest window
 
     def of(self, configured: int) -> int:
         wanted = configured + self._more
-        return wanted if self._most is None else min(wanted, self._most)
+        window = wanted if self._most is None else min(wanted, self._most)
+        self._small = min(LARGE_BYTES, WINDOW_BYTES // window)
+        return window
 
     def widen(self, messages: int) -> None:
         """Let later windows hold this many more messages than configured."""
@@ -115,7 +118,7 @@ class PrefetchLimit:
 
         `sizes`: of all messages in the window; `newest`: of the one that came just now.
         """
-        if newest <= LARGE_BYTES:
+        if newest <= self._small:
             return None
         held = list(sizes)
         if len(held) == 1 or sum(held) <= WINDOW_BYTES:

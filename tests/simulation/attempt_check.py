@@ -12,7 +12,7 @@ from msgspec import Struct
 from router.core.config import OnFailure
 from router.core.dead_letter import Reason
 from router.core.outcome import Answer, Cause, NoReply, Reply
-from tests.simulation.events import NEVER, Book, Sent
+from tests.simulation.events import NEVER, Book
 from tests.simulation.plan import RETRY_SCHEDULE, WORK_QUEUES, Act, Body
 
 EPSILON: Final = 0.01
@@ -111,9 +111,9 @@ class AttemptCheck:
         if most is None or failures < most:
             self._book.violate("WQ-5", f"body {number} is given up after {failures} of {most}")
 
-    def published(self, sent: Sent) -> None:
-        if sent.act is Act.REPLAY:  # it begins anew
-            self._once.discard(sent.body.number)
+    def replaying(self, body: Body) -> None:
+        """It begins anew, perhaps before the operator hears that it was replayed."""
+        self._once.discard(body.number)
 
     def _is_judged(self, body: Body, now: float) -> bool:
         book = self._book

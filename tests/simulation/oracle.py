@@ -279,7 +279,6 @@ class Oracle(Book):
     def published(self, sent: Sent) -> None:
         super().published(sent)
         self.traffic.published(sent)
-        self.attempts.published(sent)
 
     def cancelled(self, number: int) -> None:
         """It was confirmed: unless its lease may have been lost, nobody is sending it."""

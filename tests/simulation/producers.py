@@ -166,6 +166,7 @@ class Producers:
                 body = oracle.find(kept.letter.body)
                 assert body is not None
                 oracle.commands.sent(body, Act.REPLAY, oracle.wall())
+                oracle.attempts.replaying(body)
                 await router.do(lambda: router.replays.replay(letter_id))
         except (Conflict, BrokeOff, TimeoutError) as error:
             oracle.note("not replayed:", type(error).__name__)

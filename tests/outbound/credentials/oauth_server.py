@@ -47,6 +47,7 @@ class OAuthServer:
     forms: list[dict[str, str]] = field(default_factory=list)
     broken: Response | None = None  # what it answers instead
     life: int | None = 3600
+    holds: threading.Lock = field(default_factory=threading.Lock)  # it answers when it is free
 
     @property
     def url(self) -> str:
@@ -81,6 +82,8 @@ def oauth_server(client: Client, ssl_context: Any = None) -> Iterator[OAuthServe
 
     @app.post("/token")
     def token() -> Any:
+        with found.holds:
+            pass
         return server.create_token_response() if found.broken is None else found.broken
 
     listener = make_server("127.0.0.1", 0, app, threaded=True, ssl_context=ssl_context)

@@ -713,11 +713,12 @@ async def test_a_secret_that_changes_during_a_fetch_is_the_one_that_counts(
         sending(tmp_path, oauth(tmp_path, server, target.port)) as place,
     ):
         place.use(entry(target.url, "partner"))
-        sent = asyncio.ensure_future(place.send(target.url))
-        await asyncio.sleep(0)
-        server.client.secret = "another"
-        write(tmp_path / "client-secret", "another")
-        await place.store.look()
+        with server.holds:
+            sent = asyncio.ensure_future(place.send(target.url))
+            await asyncio.sleep(0)
+            server.client.secret = "another"
+            write(tmp_path / "client-secret", "another")
+            await place.store.look()
         assert await sent == Reply(200)
 
     assert server.is_valid(target.requests[0].headers["authorization"])

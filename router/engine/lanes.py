@@ -118,16 +118,23 @@ class Lane(Struct, eq=False):
 
     def release_blocked(self) -> None:
         """Queue what was held back behind those that came before: the group stays after all."""
-        for job in self.blocked:
+        for job in self.take_blocked():
             job.state = State.QUEUED
             self.put(job)
-        self.blocked = _UNUSED
+
+    def take_blocked(self) -> list[Job]:
+        """Take out what was held back."""
+        taken, self.blocked = list(self.blocked), _UNUSED
+        return taken
 
     def take_scope(self, scope: Batch | str) -> list[Job]:
         """Take out what goes back together with one that failed, in group order."""
-        taken = [job for job in self if job.failure_scope == scope]
+        taken = [job for job in (*self, *self.blocked) if job.failure_scope == scope]
         if taken:
             self._keep([job for job in self if job.failure_scope != scope])
+            for job in self.take_blocked():
+                if job.failure_scope != scope:
+                    self.hold_back(job)
         return taken
 
     def take_from(self, first: Job) -> list[Job]:

@@ -280,9 +280,11 @@ class ProcessPool:
         return [lane for line in self.lines.values() for lane in line.parked]
 
     async def nack_lane(self, lane: Lane) -> None:
-        """Return what waits in a lane, and what is held behind it."""
+        """Return what waits in a lane, and what is kept back or held behind it."""
         lane.is_returning = True
-        jobs = with_held(lane, lane.take_all())
+        jobs = lane.take_all()
+        if jobs and self.draining:  # else what was kept back has the group for itself
+            jobs = with_held(lane, [*jobs, *lane.take_blocked()])
         await nack_all([Return(job, ReturnReason.STOPPED) for job in jobs])
         if lane.current is None:
             self._close(lane)

@@ -11,6 +11,7 @@ from types import FrameType
 import pytest
 from msgspec.structs import replace
 
+from router.core.config import OnFailure, Ordering, QueueConfig
 from router.core.flow import SEARCH_PAUSES_SECONDS
 from router.core.history import Fate, State
 from router.core.outcome import Cause, NoReply, Reply
@@ -606,6 +607,51 @@ async def test_what_is_held_of_a_group_goes_back_behind_what_its_removed_pool_re
         assert state is State.WAITING
         assert [each for each in sender.ids if each in "ab"] == ["a", "b"]
         assert [each for each in sender.ids if each[0] == "m"] == numbered("m", 55)
+
+
+STRICT = replace(QUEUE, ordering=Ordering.STRICT, on_failure=OnFailure.BLOCK)
+
+
+@pytest.mark.rule("CFG-6", "P3", "ORD-1")
+@pytest.mark.parametrize("entry", [QUEUE, STRICT])
+@pytest.mark.parametrize("is_held", [False, True])
+async def test_what_comes_late_goes_back_behind_what_a_removed_pool_returns_after_a_request(
+    entry: QueueConfig, is_held: bool
+) -> None:
+    queue = scripted(HOLD, redelivers=True)
+    sender, brokers = FakeSender(takes=1, takes_for={"a": 30}), Scripted(q=queue)
+    async with running(pool("P", 1), sender=sender, brokers=brokers, queues=[entry]) as rig:
+        hand_over(queue, "P", ["a", "b"], group="g")
+        if is_held:
+            hand_over(queue, "P", numbered("m", 60), group="h")  # they fill the pool
+            hand_over(queue, "P", ["c"], group="g")
+        await asyncio.sleep(1)
+        await rig.apply(queues=[entry])
+        if not is_held:
+            hand_over(queue, "P", ["c"], group="g")
+        await asyncio.sleep(150)
+
+        assert [each for each in sender.ids if each in "abc"] == ["a", "b", "c"]
+        assert rig.is_empty
+
+
+@pytest.mark.rule("CFG-6", "FIFO-1", "ORD-1", "P3")
+@pytest.mark.parametrize(("entry", "again_at"), [(QUEUE, 40), (STRICT, 10)])
+async def test_what_comes_late_goes_back_behind_what_failed_in_a_removed_pool(
+    entry: QueueConfig, again_at: float
+) -> None:
+    queue, sender = scripted(HOLD, redelivers=True), FakeSender(takes=10)
+    sender.script("a", Reply(500))
+    brokers = Scripted(q=queue)
+    async with running(pool("P", 1), sender=sender, brokers=brokers, queues=[entry]) as rig:
+        hand_over(queue, "P", ["a"], group="g")
+        await asyncio.sleep(1)
+        await rig.apply(queues=[entry])
+        hand_over(queue, "P", ["b"], group="g")
+        await asyncio.sleep(100)
+
+        assert sender.sent == [(0, "a"), (again_at, "a"), (again_at + 10, "b")]
+        assert rig.is_empty
 
 
 @pytest.mark.rule("ROUTE-5", "OPS-4", "CFG-7")

@@ -111,6 +111,20 @@ def test_a_run_that_has_nothing_left_takes_nothing_out() -> None:
     assert len(lane) == 1
 
 
+@pytest.mark.rule("FIFO-1", "CFG-6")
+def test_what_was_held_back_goes_with_a_failed_one_of_its_batch_behind_the_others() -> None:
+    failed = make_batch()
+    lane = lane_of(make_job("a"), make_job("b", scope=failed))
+    lane.hold_back(make_job("c"))
+    lane.hold_back(make_job("d", scope=failed))
+
+    taken = lane.take_scope(failed)
+
+    assert ids(taken) == "bd"
+    assert ids(lane.take_blocked()) == "c"
+    assert served(lane) == "a"
+
+
 @pytest.mark.rule("CFG-6", "P3")
 def test_blocked_messages_of_a_group_that_stays_queue_up_behind_the_others() -> None:
     lane = lane_of(make_job("a"))

@@ -341,7 +341,8 @@ def what_runs_is_not_stopped() -> None:
 @bug
 def cancel_forgotten_by_a_hand_over() -> None:
     """What was to be cancelled is delivered if it is handed over again."""
-    _change_query("choose", "is_cancelled IS NOT NULL", "0")
+    for name in ("choose", "choose_of_pools"):
+        _change_query(name, "is_cancelled IS NOT NULL", "0")
 
 
 @bug

@@ -1,3 +1,5 @@
+from collections.abc import Iterator
+
 import pytest
 
 from router.brokers.kit.consuming import LARGE_BYTES, WINDOW_BYTES, PrefetchLimit
@@ -60,3 +62,22 @@ def test_a_wide_window_is_bounded_by_its_bytes_also_if_none_of_its_messages_is_l
     assert fits is None
     assert full is not None
     assert limit.of(500) == wide // 2
+
+
+@pytest.mark.rule("P4")
+def test_the_bytes_of_a_wide_window_are_counted_only_when_they_may_fill_it() -> None:
+    limit, looked_at = PrefetchLimit(), 0
+    limit.widen(10_000)
+    size = WINDOW_BYTES // limit.of(500) + 100
+    window: list[int] = []
+
+    def sizes() -> Iterator[int]:
+        nonlocal looked_at
+        looked_at += len(window)
+        yield from window
+
+    while not window or limit.overflow(size, sizes()) is None:
+        window.append(size)
+
+    assert sum(window) - size <= WINDOW_BYTES < sum(window)
+    assert looked_at < 3 * len(window)

@@ -33,7 +33,6 @@ the last ten minutes. Now and then the queue is searched for others.
 """
 
 import asyncio
-import heapq
 from collections import Counter, OrderedDict, deque
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import islice
@@ -44,11 +43,11 @@ from msgspec import Struct
 from router.core.config import MAX_BATCH_MESSAGES, QueueConfig
 from router.core.flow import HELD_LOOK_AHEAD_MESSAGES, IDLE_SECONDS, Search, possible_rate
 from router.core.history import State
-from router.core.identity import MessageKey
 from router.core.message import DEFAULT_POOL
 from router.core.returning import MIN_DEFERRAL_SECONDS, Jitter, ReturnReason, deferral_seconds
 from router.core.warnings import Code
 from router.engine.alerts import Warn
+from router.engine.deferred import DeferredMessages, named_pool
 from router.engine.job import NEVER, Batch, Job, Return
 from router.engine.lanes import ordering_group
 from router.engine.pool import Pools, ProcessPool
@@ -63,12 +62,10 @@ DEFERRED_LOOK_AHEAD_MESSAGES: Final = 10_000
 MIN_RETURN_SECONDS: Final = 1.0  # for which a message goes back to a queue with a selector
 SOON_SECONDS: Final = 2.0  # what a pool takes within this time is held rather than deferred
 RATE_MINUTES: Final = 2  # the current one and the one before: at least a whole minute
-DEFERRED_STEP_SECONDS: Final = 0.05  # between two deferred messages of a group
 BEHIND_SECONDS: Final = 1.0  # until one comes back that waits only for those in front of it
 DARK_RECEIVES: Final = 3  # one after the other, until a queue is only probed
 PLACE_PAUSE_SECONDS: Final = 50e-6  # for each held message, until all are tried again unasked
 BUDGET_LOOK_SECONDS: Final = 1.0  # between two looks at a byte budget that is used up
-OVERDUE_SECONDS: Final = 60.0  # a deferred message that is later than this went elsewhere
 
 
 class Ask(Struct, frozen=True):
@@ -87,108 +84,6 @@ class ByteBudget(Struct):
     @property
     def is_used_up(self) -> bool:
         return self.used >= self.limit
-
-
-class Deferred(Struct, eq=False):
-    """One message that went back because its pool was full."""
-
-    key: MessageKey
-    pool: str  # the code that it names
-    group: str | None  # None: its broker keeps the order
-    number: int  # of its pool, in the order in which they went back for the first time
-    before: "Deferred | None" = None  # of its group: it has to come back first
-    due: float = 0.0
-    has_gone: bool = False  # it has found its place, or went elsewhere
-
-
-class DeferredMessages:
-    """Messages that went back because their pool was full, and have found no place since."""
-
-    def __init__(self) -> None:
-        self.by_pool: Counter[str] = Counter()  # those that are not due yet
-        self._all: dict[MessageKey, Deferred] = {}
-        # By pool and group, where the router keeps the order.
-        self._groups: dict[tuple[str, str], dict[MessageKey, Deferred]] = {}
-        self._due: list[tuple[float, int, Deferred]] = []  # a heap
-        self._late: deque[tuple[float, Deferred]] = deque()  # due, and expected to come back
-        self._last: Counter[str] = Counter()  # numbers, by pool
-        self._gone: Counter[str] = Counter()  # how many have gone, by pool
-        self._pushed = 0
-
-    def ahead(self, job: Job) -> int:
-        """Return how many deferred messages of its pool come before a job, about, and itself."""
-        found, code = self._all.get(job.key), _code(job)
-        number = self._last[code] + 1 if found is None else found.number
-        return max(number - self._gone[code], 1)
-
-    def add(self, job: Job, due: float, *, keep_order: bool) -> float:
-        """Note a deferred message. Return when it is due: never before those of its group."""
-        code = _code(job)
-        found = self._all.get(job.key) or self._enter(job, code, keep_order=keep_order)
-        if found.before is not None and not found.before.has_gone:
-            due = max(due, found.before.due + DEFERRED_STEP_SECONDS)
-        found.due = due
-        self._pushed += 1
-        heapq.heappush(self._due, (due, self._pushed, found))
-        self.by_pool[code] += 1
-        return due
-
-    def _enter(self, job: Job, code: str, *, keep_order: bool) -> Deferred:
-        self._last[code] += 1
-        found = Deferred(job.key, code, job.group if keep_order else None, self._last[code])
-        self._all[job.key] = found
-        if found.group is not None:
-            group = self._groups.setdefault((code, found.group), {})
-            if group:
-                found.before = group[next(reversed(group))]
-            group[job.key] = found
-        return found
-
-    def count(self, now: float) -> int:
-        """Return how many are not due yet."""
-        while self._due and self._due[0][0] <= now:
-            due, _, found = heapq.heappop(self._due)
-            self._late.append((due, found))
-            self.by_pool[found.pool] -= 1
-            if not self.by_pool[found.pool]:
-                del self.by_pool[found.pool]
-        while self._late and self._late[0][0] + OVERDUE_SECONDS < now:
-            due, found = self._late.popleft()
-            if found.due == due and not found.has_gone:
-                self._remove(found)
-        return len(self._due)
-
-    @property
-    def next_due(self) -> float:
-        return self._due[0][0] if self._due else NEVER
-
-    def is_behind(self, job: Job, now: float) -> bool:
-        """Return whether a deferred message of its group has to come back before this job."""
-        self.count(now)
-        group = self._groups.get((_code(job), job.group))
-        return group is not None and next(iter(group)) != job.key
-
-    def forget(self, job: Job) -> None:
-        """Forget a message: it has found its place."""
-        found = self._all.get(job.key)
-        if found is not None:
-            self._remove(found)
-
-    def _remove(self, found: Deferred) -> None:
-        found.has_gone, found.before = True, None
-        del self._all[found.key]
-        code = found.pool
-        self._gone[code] += 1
-        if self._gone[code] == self._last[code]:
-            del self._gone[code], self._last[code]
-        if found.group is not None:
-            group = self._groups[code, found.group]
-            del group[found.key]
-            if not group:
-                del self._groups[code, found.group]
-
-    def __len__(self) -> int:
-        return len(self._all)
 
 
 class FlowControl:
@@ -445,7 +340,7 @@ class FlowControl:
     def _is_behind(self, job: Job, pool: ProcessPool) -> bool:
         """Return whether another of its group has to go first: held, deferred or just refused."""
         return (
-            (_code(job), job.group) in self._groups
+            (named_pool(job), job.group) in self._groups
             # It might fit although that one did not: its target may be less busy (GATE-5).
             or _order_of(job, pool) in self._refused
             or self.deferred.is_behind(job, self._loop.time())
@@ -484,7 +379,9 @@ class FlowControl:
             if traits.selector is not None and not self._only_holds:
                 # A full pool is not asked for until it has room, so its messages need not stay
                 # away. If it has room for others, this one comes back when it is its turn.
-                is_full = not self._is_open(_code(job)) and not self._is_choosy(_code(job))
+                is_full = not self._is_open(named_pool(job)) and not self._is_choosy(
+                    named_pool(job)
+                )
                 full = Return(job, ReturnReason.NO_ROOM, 0.0)
                 back.append(full if is_full else self._defer(job, now, least=MIN_RETURN_SECONDS))
             elif self._defers(traits) and not self._may_hold(job, now):
@@ -495,7 +392,7 @@ class FlowControl:
 
     def keeps_order_of(self, job: Job) -> bool:
         """Return whether a job has its place in a group, in its pool or the one it asks for."""
-        pool = job.pool or self._pools.find(_code(job))
+        pool = job.pool or self._pools.find(named_pool(job))
         return pool is None or ordering_group(job, pool.config) is not None
 
     def take_waiting(self, head: Job) -> list[Job]:
@@ -524,7 +421,7 @@ class FlowControl:
         return pool is None or pool.may_take or code in self._pools.draining
 
     def _place_held(self, job: Job) -> bool:
-        pool = self._pools.choose(job, _code(job))
+        pool = self._pools.choose(job, named_pool(job))
         if pool.draining and (lane := pool.lane_of(job)) is not None and lane.is_returning:
             return False  # it goes back with its group
         job.state = State.QUEUED
@@ -561,7 +458,7 @@ class FlowControl:
             return False
         rate = self._rate(job, now)
         if not rate:  # it has just begun, or delivers nothing
-            return not self._is_idle(_code(job), now)
+            return not self._is_idle(named_pool(job), now)
         return held + 1 <= rate * SOON_SECONDS
 
     def _is_idle(self, code: str, now: float) -> bool:
@@ -572,7 +469,7 @@ class FlowControl:
 
         What it has delivered says too little if most of its messages were deferred.
         """
-        code = _code(job)
+        code = named_pool(job)
         pool, since = self._pools.choose(job, code), self._since.get(code, now)
         rate, mean = pool.deliveries.per_second(RATE_MINUTES, now, since), pool.runner.mean_seconds
         return rate if not rate or mean is None else max(rate, possible_rate(pool.config, mean))
@@ -585,7 +482,7 @@ class FlowControl:
         keep_order: bool = False,
         least: float = MIN_DEFERRAL_SECONDS,
     ) -> Return:
-        code = _code(job)
+        code = named_pool(job)
         if self._pools.choose(job, code).has_room and self.deferred.is_behind(job, now):
             wait = BEHIND_SECONDS
         else:
@@ -600,7 +497,7 @@ class FlowControl:
         return Return(job, ReturnReason.NO_ROOM, due - now)
 
     def _hold(self, job: Job) -> None:
-        code = _code(job)
+        code = named_pool(job)
         if self.deferred:
             self.deferred.forget(job)  # it is back, and its line keeps the order
         self._lines.setdefault(code, deque()).append(job)
@@ -612,7 +509,7 @@ class FlowControl:
 
     def _drop(self, job: Job) -> None:
         """Stop counting a job that was held."""
-        name = (_code(job), job.group)
+        name = (named_pool(job), job.group)
         self._groups[name] -= 1
         if not self._groups[name]:
             del self._groups[name]
@@ -638,15 +535,10 @@ class FlowControl:
             del self._lines[code]
 
     def _line_of(self, job: Job) -> Sequence[Job]:
-        return self._lines.get(_code(job), ())
+        return self._lines.get(named_pool(job), ())
 
 
 def _order_of(job: Job, pool: ProcessPool) -> object:
     """Return what a job keeps its place in: its group, or nothing but itself."""
     group = ordering_group(job, pool.config)
     return job if group is None else (pool, group)
-
-
-def _code(job: Job) -> str:
-    """Return the code of the pool that a message names."""
-    return job.message.pool or DEFAULT_POOL

@@ -27,11 +27,10 @@ from router.core.state import assess
 from router.core.warnings import Code
 from router.engine.breaker import OPEN_SECONDS
 from router.engine.chores import Chores
+from router.engine.deferred import DEFERRED_STEP_SECONDS, OVERDUE_SECONDS
 from router.engine.flow import (
     BUDGET_LOOK_SECONDS,
-    DEFERRED_STEP_SECONDS,
     MAX_POOLS_REMEMBERED,
-    OVERDUE_SECONDS,
     REMEMBERED_SECONDS,
 )
 from router.engine.settle import ACK_LINGER_SECONDS

@@ -102,7 +102,7 @@ class PrefetchLimit:
         self._most: int | None = None
         self._more = 0
         self._small = LARGE_BYTES  # messages of this size fit into the latest window
-        # Bytes for which there was room when last counted, less what came since: to count them takes
+        # Bytes for which there was room when last counted, less what came since: counting takes
         # 27 ns for each message in the window, and that may be wide.
         self._left = 0
 

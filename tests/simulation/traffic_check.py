@@ -197,7 +197,7 @@ class TrafficCheck:
         for number, sent in list(self._unseen.items()):
             if book.may_have_ended(number):
                 del self._unseen[number]
-            elif self._is_reachable(sent.body, managers):
+            elif self._is_reachable(sent, managers):
                 since = self._reachable.setdefault(number, now)
                 if now - since > FOUND_WITHIN:
                     del self._unseen[number]
@@ -206,13 +206,22 @@ class TrafficCheck:
             else:
                 self._reachable.pop(number, None)
 
-    def _is_reachable(self, body: Body, managers: Iterable[QueueManager]) -> bool:
-        book = self._book
+    def _is_reachable(self, sent: Sent, managers: Iterable[QueueManager]) -> bool:
+        book, body = self._book, sent.body
         code = body.pool if body.pool in POOLS else DEFAULT_POOL
         phases = book.plan.phases[body.host]
         if code in book.changed_pools or any(phase.mood not in _UNHURRIED for phase in phases):
             return False
-        return all(_has_free_worker(manager, code) for manager in managers)
+        return all(
+            _has_free_worker(manager, code) and not _is_probing(manager, f"q{sent.queue}")
+            for manager in managers
+        )
+
+
+def _is_probing(manager: QueueManager, queue: str) -> bool:
+    """Return whether all targets of a queue were down lately, so that it is not polled (MED-4)."""
+    consumer = manager.consumers.get(queue)
+    return consumer is not None and consumer.flow._is_dark
 
 
 def _has_free_worker(manager: QueueManager, code: str) -> bool:

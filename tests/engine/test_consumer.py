@@ -261,6 +261,20 @@ async def test_a_router_whose_queues_are_all_refused_is_not_ready_until_one_is_c
     assert rig.codes == {"QUEUE_VALIDATION"}  # it was not restarted
 
 
+@pytest.mark.rule("OPS-3", "BRK-6")
+async def test_a_router_whose_queues_cannot_be_reached_from_its_start_is_ready() -> None:
+    queue = ScriptedQueue(failing={"open": Disconnected("no")})
+    async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
+        for _ in range(100):
+            await asyncio.sleep(6.1)
+            state = RigReader(rig).state()
+            assert readiness(state).passed
+            assert assess(state).healthy
+
+        assert assess(state).issues == ("no queue is connected",)
+        assert rig.codes == {"QUEUE_UNREACHABLE"}  # it was not restarted
+
+
 @pytest.mark.rule("P5")
 @pytest.mark.parametrize("verb", ["open", "receive", "close"])
 async def test_a_bug_in_an_adapter_costs_a_connection_and_no_more(verb: str) -> None:

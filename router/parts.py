@@ -59,7 +59,7 @@ class Ports:
     limits: LimitsServer | None  # None: this router shares no limits
     leadership: Leadership
     brokers: BrokerRegistry
-    shares: runtime.Shares
+    shares: runtime.DescriptorBudget
     tracer: Tracer | None
     sender: HttpSender
     credentials: CredentialStore | None  # None: there is no file

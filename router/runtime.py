@@ -43,7 +43,7 @@ def tune_for_service() -> None:
     gc.enable()
 
 
-class Shares(Struct, frozen=True):
+class DescriptorBudget(Struct, frozen=True):
     """How the file descriptors are divided."""
 
     limit: int  # of the process
@@ -64,16 +64,16 @@ def current_limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def shares(limit: int, api: int) -> Shares:
+def shares(limit: int, api: int) -> DescriptorBudget:
     """Leave three quarters to deliveries and brokers, whatever the API is allowed to use.
 
     Connections that wait for their next delivery take at most half, so that at least a quarter is
     free for deliveries to other targets, for brokers and for files.
     """
     if limit < 0:  # unlimited
-        return Shares(limit, api, MAX_IDLE_CONNECTIONS)
+        return DescriptorBudget(limit, api, MAX_IDLE_CONNECTIONS)
     least = max(limit // 4, MIN_API_CONNECTIONS)
-    return Shares(limit, min(api, least), min(MAX_IDLE_CONNECTIONS, limit // 2))
+    return DescriptorBudget(limit, min(api, least), min(MAX_IDLE_CONNECTIONS, limit // 2))
 
 
 @contextmanager

@@ -63,7 +63,7 @@ _SERVICE_LINKS: Final = ("MESSAGE_ROUTER_SERVICE_", "MESSAGE_ROUTER_PORT_")
 _HOUR: Final = 3600.0
 _DAY_SECONDS: Final = 24 * _HOUR
 _YEAR_SECONDS: Final = 365 * _DAY_SECONDS
-_LEAST_STORE_BYTES: Final = 2 * 1024**2  # one dead letter of the largest size fits
+_MIN_STORE_BYTES: Final = 2 * 1024**2  # one dead letter of the largest size fits
 _TIB: Final = 1024**4
 MIN_POLL: Final = 0.01  # seconds
 MAX_POLL: Final = 60
@@ -121,7 +121,7 @@ class Settings:
         "MESSAGE_ROUTER_DEAD_LETTER_RETENTION", seconds(60, 10 * _YEAR_SECONDS),
         "age at which dead letters are removed, such as `720h`; if not set: never")
     dead_letter_max_bytes: int = env(
-        "MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES", size(_LEAST_STORE_BYTES, _TIB), "1GiB",
+        "MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES", size(_MIN_STORE_BYTES, _TIB), "1GiB",
         "size at which the dead-letter store is full, in bytes or with `KiB`, `MiB`, `GiB`")
     host: str = env("MESSAGE_ROUTER_HOST", text, "127.0.0.1",
         "address of the API")
@@ -170,13 +170,13 @@ class Settings:
         "MESSAGE_ROUTER_RESULT_RETENTION", seconds(0, _YEAR_SECONDS), "24h",
         "work queues, PGMQ: how long what ended with a payload, reply, step or batch is kept")
     result_max_bytes: int = env(
-        "MESSAGE_ROUTER_RESULT_MAX_BYTES", size(_LEAST_STORE_BYTES, _TIB), "1GiB",
+        "MESSAGE_ROUTER_RESULT_MAX_BYTES", size(_MIN_STORE_BYTES, _TIB), "1GiB",
         "work queues: limit of all results that one database keeps; the oldest are dropped first")
     order_store: str | None = optional("MESSAGE_ROUTER_ORDER_STORE", servers("postgresql"),
         "strict queues: `postgresql://` URL of the order store; if not set: `order.db` in the "
         "state directory", secret=True)
     order_store_max_bytes: int = env(
-        "MESSAGE_ROUTER_ORDER_STORE_MAX_BYTES", size(_LEAST_STORE_BYTES, _TIB), "1GiB",
+        "MESSAGE_ROUTER_ORDER_STORE_MAX_BYTES", size(_MIN_STORE_BYTES, _TIB), "1GiB",
         "strict queues: limit of what the order store keeps of one queue. At the limit, the queue "
         "waits")
     default_retry: DefaultRetry = env("MESSAGE_ROUTER_DEFAULT_RETRY", default_retry, "standard",

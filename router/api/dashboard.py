@@ -50,14 +50,14 @@ HEADERS: Final[Mapping[str, str]] = {
 LOGIN: Final[Mapping[str, str]] = {"WWW-Authenticate": 'Dashboard realm="message-router"'}
 INTERVAL_SECONDS: Final = 1.0
 MAX_WATCHERS: Final = 20
-LONGEST_SECONDS: Final = 600.0  # then the page reconnects, and its credentials are checked again
+MAX_SECONDS: Final = 600.0  # then the page reconnects, and its credentials are checked again
 RETRY: Final = b"retry: 2000\n\n"
 BEAT: Final = b": beat\n\n"  # nothing has changed, and the connection lives
 STREAM_HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 STREAM: Final = "text/event-stream"
-MOST_QUEUES: Final = 100
-MOST_TARGETS: Final = 50
-MOST_GROUPS: Final = 10
+MAX_QUEUES: Final = 100
+MAX_SHOWN_TARGETS: Final = 50
+MAX_GROUPS: Final = 10
 _STREAM_DESCRIPTION: Final[dict[int | str, dict[str, Any]]] = {
     HTTPStatus.OK.value: {
         "description": "One snapshot a second as server-sent events, or a beat if it is the same",
@@ -126,7 +126,7 @@ class Feed:
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield events for one watcher. A slow one misses snapshots and delays no other."""
-        ends = _now() + LONGEST_SECONDS
+        ends = _now() + MAX_SECONDS
         yield RETRY
         sent = b""
         while _now() < ends:
@@ -180,7 +180,7 @@ def snapshot(state: RouterState) -> dict[str, object]:
     # own page reads them.
     health, ledger = assess(state), state.ledger
     queues = [queue for queue in state.queues if not queue.stopping]
-    busiest = nlargest(MOST_QUEUES, queues, lambda queue: queue.waiting or 0)
+    busiest = nlargest(MAX_QUEUES, queues, lambda queue: queue.waiting or 0)
     return {
         "startedAt": round(state.started_at, 1),
         "syncedAt": state.syncs.last_success,
@@ -201,8 +201,8 @@ def snapshot(state: RouterState) -> dict[str, object]:
         },
         "queues": [_queue(queue) for queue in sorted(busiest, key=lambda queue: queue.name)],
         "pools": [_pool(pool) for pool in state.busiest_pools],
-        "groups": [_group(group) for group in islice(state.groups, MOST_GROUPS)],
-        "targets": [_target(target) for target in islice(state.targets, MOST_TARGETS)],
+        "groups": [_group(group) for group in islice(state.groups, MAX_GROUPS)],
+        "targets": [_target(target) for target in islice(state.targets, MAX_SHOWN_TARGETS)],
         "warnings": {severity.name: count for severity, count in state.warnings.active.items()},
         "marks": {"warnings": state.warnings.mark, "letters": ledger.get("dead_lettered", 0)},
     }

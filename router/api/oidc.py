@@ -30,7 +30,7 @@ MAX_TOKEN_BYTES: Final = 16 * 1024
 
 REFRESH_AFTER_SECONDS: Final = 3600.0  # how long a key stays good that the provider has withdrawn
 EXPIRE_AFTER_SECONDS: Final = 24 * 3600.0  # … and while the provider cannot be asked
-LEAST_INTERVAL_SECONDS: Final = 10.0  # between two requests: unknown keys are easily made up
+MIN_INTERVAL_SECONDS: Final = 10.0  # between two requests: unknown keys are easily made up
 TIMEOUT_SECONDS: Final = 10.0
 MAX_DOCUMENT_BYTES: Final = 1024 * 1024
 MAX_KEYS: Final = 100
@@ -136,7 +136,7 @@ class _Keys:
         """Return the keys that may have signed a token. Raises CannotTell."""
         if self._age > REFRESH_AFTER_SECONDS or not self._find(algorithm, key_id):
             async with self._one_at_a_time:
-                if self._clock() - self._asked_at >= LEAST_INTERVAL_SECONDS:
+                if self._clock() - self._asked_at >= MIN_INTERVAL_SECONDS:
                     await self._refresh()
         found = self._find(algorithm, key_id)
         if self._age > EXPIRE_AFTER_SECONDS or (self._failure and not found):

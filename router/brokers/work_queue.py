@@ -59,15 +59,15 @@ class Lease(Struct, frozen=True, array_like=True, gc=False):
 
 
 # Finds the queue of that configuration, if it is in the same database.
-Sinks = Callable[[QueueConfig], T | None]
+LocalQueues = Callable[[QueueConfig], T | None]
 
 
-def no_sinks(_: QueueConfig) -> None:
+def no_local_queues(_: QueueConfig) -> None:
     return None
 
 
-def sink_for(sinks: Sinks[T], queue: QueueConfig) -> T:
-    sink = sinks(queue)
+def sink_for(local_queues: LocalQueues[T], queue: QueueConfig) -> T:
+    sink = local_queues(queue)
     if sink is None:
         raise ValueError(f"{queue.name} is not in this database")
     return sink
@@ -110,7 +110,7 @@ def payload_size(message: Message) -> int | None:
     return len(message.payload) if message.has_payload else None
 
 
-def must_stay(message: Message) -> bool:
+def keeps_record(message: Message) -> bool:
     """Return whether its row stays for the retention of results, with its result (CMD-2)."""
     return message.has_payload or message.reply_to is not None or is_given(message.then)
 

@@ -27,7 +27,7 @@ from rich.text import Text
 
 from router.api.server import CannotListen
 from router.brokers import BrokerRegistry
-from router.cli.sample_target import Behaviour, Manners, SampleTarget
+from router.cli.sample_target import Behaviour, FaultRates, SampleTarget
 from router.core.config import QueueConfig
 from router.core.dead_letter import LetterFilter
 from router.core.state import PoolState
@@ -41,7 +41,7 @@ from router.storage.dead_letters import open_store
 QUEUE: Final = "demo"
 _HOST: Final = "127.0.0.1"
 _TICK_SECONDS: Final = 0.05  # between two publications
-_MANNERS: Final = Manners(seconds=0.03, slow=0.03, failing=0.02, deferring=0.02, rejecting=0.005)
+_MANNERS: Final = FaultRates(seconds=0.03, slow=0.03, failing=0.02, deferring=0.02, rejecting=0.005)
 _FINISH_SECONDS: Final = 20.0  # for what is on its way when the demo ends
 _RATE_SECONDS: Final = 1.0  # that a rate is measured over
 _WARNINGS_SHOWN: Final = 3

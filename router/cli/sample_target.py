@@ -51,7 +51,7 @@ _ANSWERS: Final[Mapping[Behaviour, tuple[int, bytes]]] = {
 }
 
 
-class Manners(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FaultRates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the target behaves. Shares are of all requests, 0…1."""
 
     seconds: Seconds = 0.02  # that a request takes
@@ -112,7 +112,7 @@ class _Call(msgspec.Struct):
 
 
 _calls: Final = msgspec.json.Decoder(_Call)
-_manners: Final = msgspec.json.Decoder(Manners)
+_manners: Final = msgspec.json.Decoder(FaultRates)
 
 
 class _CutOff(Exception):
@@ -124,7 +124,7 @@ class SampleTarget:
 
     def __init__(
         self,
-        manners: Manners,
+        manners: FaultRates,
         chance: Callable[[], float],
         show: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -223,7 +223,7 @@ def sample_target(host: str, port: int, *, show: bool, **manners: float) -> None
     `PUT /faults` changes these values while it runs. `GET /faults` shows them and counts requests.
     """
     more = {"show": click.echo} if show else {}
-    target = SampleTarget(Manners(**manners), random.random, **more)
+    target = SampleTarget(FaultRates(**manners), random.random, **more)
     asyncio.run(_serve_until_signalled(target, host, port))
     click.echo(f"{target.seen.requests} requests, {target.seen.accepted} messages accepted")
 

@@ -27,7 +27,7 @@ from router.core.timestamps import duration
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-MOST_ROWS: Final = 10  # of queues and pools: the busiest
+MAX_ROWS: Final = 10  # of queues and pools: the busiest
 FEW_ROWS: Final = 5  # of messages and warnings
 _COLOURS: Final = {"HEALTHY": "green", "WARNING": "yellow", "DEGRADED": "red"}
 
@@ -84,9 +84,9 @@ class StatusReport:
         queues, pools = sorted(busiest, key=_holds_nothing), found["pools"].values()
         troubled = [each for each in found["targets"] if _is_in_trouble(each)]
         sections = (
-            _section("queue", "Queues", _QUEUE, queues, MOST_ROWS),
-            _section("pool", "Pools", _POOL, _busiest(pools, "queueSize"), MOST_ROWS),
-            _section("target", "Targets in trouble", _TARGET, troubled, MOST_ROWS),
+            _section("queue", "Queues", _QUEUE, queues, MAX_ROWS),
+            _section("pool", "Pools", _POOL, _busiest(pools, "queueSize"), MAX_ROWS),
+            _section("target", "Targets in trouble", _TARGET, troubled, MAX_ROWS),
             _section(
                 "in-flight", "In flight, longest first", _MESSAGE, found["inFlight"], FEW_ROWS
             ),

@@ -11,12 +11,12 @@ from typing import Final, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.core.warnings import MOST_WARNINGS, Notice, Severity
+from router.core.warnings import MAX_WARNINGS, Notice, Severity
 
 Value = TypeVar("Value")
 
-MOST_ITEMS: Final = 500  # between two notifications, and kept for a channel that fails
-MOST_TROUBLES: Final = 10_000  # as many as there are circuit breakers
+MAX_ITEMS: Final = 500  # between two notifications, and kept for a channel that fails
+MAX_TROUBLES: Final = 10_000  # as many as there are circuit breakers
 
 
 class Subject(Struct, frozen=True):
@@ -79,13 +79,13 @@ class PendingDigest:
         if notice.id in self._items:
             self._items[notice.id] = notice
         elif notice.severity >= max(self._least, self._reported.get(notice.id, 0) + 1):
-            _remember(self._reported, notice.id, notice.severity, MOST_WARNINGS)
+            _remember(self._reported, notice.id, notice.severity, MAX_WARNINGS)
             self._put(notice.id, notice)
 
     def began(self, subject: Subject, at: float) -> None:
         if subject.severity < self._least or subject.name in self._troubled:
             return
-        _remember(self._troubled, subject.name, None, MOST_TROUBLES)
+        _remember(self._troubled, subject.name, None, MAX_TROUBLES)
         change = self._change(subject, at)
         self._put(subject.name, replace(change, at=at, began=change.began + 1, is_over=False))
 
@@ -107,7 +107,7 @@ class PendingDigest:
         return item if isinstance(item, StateChange) else StateChange(subject, at)
 
     def _put(self, key: str, item: Item) -> None:
-        if key not in self._items and len(self._items) >= MOST_ITEMS:
+        if key not in self._items and len(self._items) >= MAX_ITEMS:
             self.dropped += 1
             if _severity(item) <= self._least:
                 return  # without a look at the others, which are no milder

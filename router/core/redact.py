@@ -23,7 +23,7 @@ _URI: Final = re.compile(
     r"(?P<scheme>[^:/?#]+)://(?P<authority>[^/?#]*)(?P<path>[^?#]*)(?P<query>(?:\?[^#]*)?)(?:#.*)?",
     re.DOTALL,
 )
-_MOST_PARAMETERS: Final = 64  # no queue has more options; the rest is not shown
+_MAX_PARAMETERS: Final = 64  # no queue has more options; the rest is not shown
 # What may be the begin of a URL with a password, of which the rest was cut off.
 _CUT_USER_INFO: Final = re.compile(rf"://[^/?#{_END}]*\Z")
 _ESCAPE: Final = re.compile(
@@ -54,7 +54,7 @@ def public_uri(uri: str, shown: AbstractSet[str] = frozenset()) -> str:
         return uri
     # By the last @, whatever comes before it: rather a host too few than a password too many.
     host = parts["authority"].rpartition("@")[2]
-    given = parts["query"].removeprefix("?").split("&", _MOST_PARAMETERS)[:_MOST_PARAMETERS]
+    given = parts["query"].removeprefix("?").split("&", _MAX_PARAMETERS)[:_MAX_PARAMETERS]
     public = [text for text in given if text.partition("=")[0] in shown]
     query = f"?{'&'.join(public)}" if public else ""
     return f"{parts['scheme']}://{host}{parts['path']}{query}"

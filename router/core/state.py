@@ -325,7 +325,7 @@ class Health(Struct, frozen=True):
 
     @property
     def message(self) -> str:
-        return self.issues[0] if self.issues else "the router does its work"
+        return self.issues[0] if self.issues else "healthy"
 
 
 class Probe(Struct, frozen=True):

@@ -8,8 +8,8 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-MOST_WARNINGS: Final = 1000
-MOST_WARNINGS_OF_ONE_CODE: Final = 100  # warnings of one code from one source
+MAX_WARNINGS: Final = 1000
+MAX_WARNINGS_OF_ONE_CODE: Final = 100  # warnings of one code from one source
 MAX_TEXT_CHARACTERS: Final = 1000
 LIFETIME_SECONDS: Final = 8 * 3600.0
 REPEAT_SECONDS: Final = 5 * 60.0
@@ -125,9 +125,9 @@ class WarningBook:
         self._notices[notice.id] = notice
         self._latest[code, source, message] = notice.id
         alike[notice.id] = None
-        if len(alike) > MOST_WARNINGS_OF_ONE_CODE:
+        if len(alike) > MAX_WARNINGS_OF_ONE_CODE:
             self._remove(min(alike, key=self._worth))
-        elif len(self._notices) > MOST_WARNINGS:
+        elif len(self._notices) > MAX_WARNINGS:
             self._remove(min(self._notices, key=self._worth))
         return notice
 

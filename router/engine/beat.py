@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 SOURCE: Final = "Beat"
 # Wall clocks can be set, and configurations change: look again at least this often.
-LONGEST_SLEEP_SECONDS: Final = 5.0
+MAX_SLEEP_SECONDS: Final = 5.0
 
 _EXPECTED: Final = (BrokerError, LockUnavailable, Unknown)
 
@@ -128,7 +128,7 @@ class Beat:
         """
         self._follow_changes()
         now = self._wall()
-        soonest = now + LONGEST_SLEEP_SECONDS
+        soonest = now + MAX_SLEEP_SECONDS
         for schedule, run in self._runs.items():
             if run.is_busy:
                 continue
@@ -185,14 +185,14 @@ class Beat:
                 self._warn(Code.CONFIGURATION, text)
             due = NEVER if next_tick is None else float(next_tick)
             if not run.is_kept:
-                due = min(due, self._wall() + LONGEST_SLEEP_SECONDS)
+                due = min(due, self._wall() + MAX_SLEEP_SECONDS)
             run.due = due if self._wall() >= now else 0.0  # the clock was set back meanwhile
         except Exception as error:  # the bulkhead: one schedule stops no other
             text = f"schedule {schedule.name} could not be published: {error}"
             self._warn(Code.PROCESSING, text)
             if not isinstance(error, _EXPECTED):
                 log.exception("a schedule failed")
-            run.due = self._wall() + LONGEST_SLEEP_SECONDS
+            run.due = self._wall() + MAX_SLEEP_SECONDS
         finally:
             run.is_busy = False
             self._ended.ring()

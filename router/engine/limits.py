@@ -9,7 +9,7 @@ from router.signal import Signal
 
 MINUTE: Final = 60.0
 # A sum of floats may fall short of a whole permit: no spinning.
-SHORTEST_WAIT_SECONDS: Final = 0.001
+MIN_WAIT_SECONDS: Final = 0.001
 
 
 class Permits:
@@ -122,7 +122,7 @@ class RateLimiter:
     async def pass_one(self, of: int = 1) -> None:  # noqa: ARG002  as SharedRate has it
         """Wait until one more may be sent, and count it. `of`: how many could be sent now."""
         while (seconds := self.seconds_to_wait) > 0:
-            await self._changed.wait(at_most=max(seconds, SHORTEST_WAIT_SECONDS))
+            await self._changed.wait(at_most=max(seconds, MIN_WAIT_SECONDS))
         self.spend()
 
     def spend(self) -> None:

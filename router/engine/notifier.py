@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from router.core.notification import MOST_ITEMS, Item, PendingDigest, Subject, digest
+from router.core.notification import MAX_ITEMS, Item, PendingDigest, Subject, digest
 from router.core.timestamps import duration
 from router.core.warnings import Code, Notice, Severity
 from router.engine.breaker import Breaker, BreakerState
@@ -95,7 +95,7 @@ class Mailbox:
         self.sent = 0  # notifications
         self.failures = 0
         self._channel = channel
-        self._items: deque[Item] = deque(maxlen=MOST_ITEMS)
+        self._items: deque[Item] = deque(maxlen=MAX_ITEMS)
         self._dropped = 0
         self._is_failing = False
 
@@ -104,7 +104,7 @@ class Mailbox:
         return self._channel.name
 
     def put(self, items: Sequence[Item], dropped: int) -> None:
-        overflow = len(self._items) + len(items) - MOST_ITEMS
+        overflow = len(self._items) + len(items) - MAX_ITEMS
         self._dropped += dropped + max(overflow, 0)
         self._items.extend(items)
 

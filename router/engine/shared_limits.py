@@ -13,7 +13,7 @@ from router.core.config import PoolConfig
 from router.core.sharing import RateShare, RateTerms, Slots
 from router.core.warnings import Code
 from router.engine.alerts import Alerts
-from router.engine.limits import SHORTEST_WAIT_SECONDS, RateLimiter
+from router.engine.limits import MIN_WAIT_SECONDS, RateLimiter
 from router.engine.periodic import end_if_cancelled
 from router.ports import LimitsServer, LimitsUnavailable
 from router.signal import Signal
@@ -161,7 +161,7 @@ class SharedRate:
             if seconds <= 0:
                 self._spend()
                 return
-            await self._limits.changed.wait(at_most=max(seconds, SHORTEST_WAIT_SECONDS))
+            await self._limits.changed.wait(at_most=max(seconds, MIN_WAIT_SECONDS))
 
     def _next_slot(self, now: float) -> float | None:
         """Return when the next slot that we have may be used; None: we have none."""

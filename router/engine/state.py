@@ -55,10 +55,10 @@ from router.engine.queue_manager import QueueManager
 from router.engine.targets import Line, TargetOrigin
 from router.ports import DeadLetterStore, Tracer
 
-MOST_BUSIEST_POOLS: Final = 100
-MOST_TARGETS: Final = 1000
-MOST_SCANNED_MESSAGES: Final = 5000  # the oldest ones are looked at for groups that wait
-MOST_NOTES: Final = 10  # there may be thousands of queues and pools
+MAX_BUSIEST_POOLS: Final = 100
+MAX_SHOWN_TARGETS: Final = 1000
+MAX_SCANNED_MESSAGES: Final = 5000  # the oldest ones are looked at for groups that wait
+MAX_NOTES: Final = 10  # there may be thousands of queues and pools
 
 T = TypeVar("T")
 
@@ -204,20 +204,20 @@ class StateReader:
                 yield pool_state(pool, now)
 
     def _busiest_pools(self) -> Iterator[PoolState]:
-        busiest = nlargest(MOST_BUSIEST_POOLS, self._all_pools(), lambda pool: pool.held)
+        busiest = nlargest(MAX_BUSIEST_POOLS, self._all_pools(), lambda pool: pool.held)
         now = _now()
         return (pool_state(pool, now) for pool in sorted(busiest, key=lambda pool: pool.code))
 
     def _targets(self) -> Iterator[TargetState]:
         """Read the targets, the most troubled first, and of equal ones the latest used."""
         latest = reversed([each for each in self._manager.deps.targets if not each.is_local])
-        first = sorted(latest, key=_trouble, reverse=True)[:MOST_TARGETS]
+        first = sorted(latest, key=_trouble, reverse=True)[:MAX_SHOWN_TARGETS]
         return (target_state(each, self._loop_to_wall) for each in first)
 
     def _groups(self) -> Iterator[HeldGroup]:
         """Read the groups that wait. The tracker has its messages in order of arrival."""
         seen: set[Lane] = set()
-        for job in islice(self._manager.registry.tracker, MOST_SCANNED_MESSAGES):
+        for job in islice(self._manager.registry.tracker, MAX_SCANNED_MESSAGES):
             pool = job.pool
             if job.state not in (State.QUEUED, State.WAITING) or not isinstance(pool, ProcessPool):
                 continue
@@ -555,7 +555,7 @@ class MessageLookup:
                 notes.append(f"queue {name}: {waiting} wait in it, when last seen")
         full = [code for code, pool in manager.pools.items() if not pool.has_room]
         notes += [f"pool {code} is full" for code in full]
-        return tuple(notes[:MOST_NOTES])
+        return tuple(notes[:MAX_NOTES])
 
 
 def _has_origin(ended: HandOver, origin: str) -> bool:

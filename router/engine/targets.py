@@ -27,7 +27,7 @@ from router.core.target import origin_of, read_target
 from router.core.target_table import TargetTable
 from router.engine.breaker import OPEN_SECONDS, Breaker, Breakers, BreakerState
 from router.engine.lanes import Flow, Lane
-from router.engine.limits import SHORTEST_WAIT_SECONDS, RateLimiter
+from router.engine.limits import MIN_WAIT_SECONDS, RateLimiter
 
 # A longer silence sends messages back to their queue; a shorter one is waited for here (GATE-5).
 MAX_WAIT_SECONDS: Final = 10.0
@@ -236,7 +236,7 @@ class TargetOrigin:
             return
         seconds = self._pace.seconds_to_wait
         if seconds > 0:  # else it waits for a place, and is woken when one is free
-            delay = max(seconds, SHORTEST_WAIT_SECONDS)
+            delay = max(seconds, MIN_WAIT_SECONDS)
             self._at_rate = self._loop.call_later(delay, self._rate_allows)
 
     def _rate_allows(self) -> None:

@@ -21,7 +21,7 @@ from router.core.warnings import Severity
 from router.ports import Channel, NotSent
 
 _SMTP_PORTS: Final = {"smtp": 25, "smtps": 465}
-MOST_LINES: Final = 50  # chat services refuse long texts
+MAX_LINES: Final = 50  # chat services refuse long texts
 SEND_SECONDS: Final = 8.0  # for each step of a conversation
 
 Shape = Callable[[Digest], dict[str, object]]
@@ -214,10 +214,10 @@ def lines(digest: Digest) -> Sequence[str]:
         times = f" ({notice.count} times)" if notice.count > 1 else ""
         text = f"{notice.message}{times} [{notice.source}]"
         found.append(f"{notice.severity.name} {notice.code}: {text}")
-    left_out = len(found) - MOST_LINES + digest.dropped
+    left_out = len(found) - MAX_LINES + digest.dropped
     shown = [
         line if len(line) <= _MAX_LINE_CHARACTERS else f"{line[:_MAX_LINE_CHARACTERS]}…"
-        for line in map(mask_urls, found[:MOST_LINES])
+        for line in map(mask_urls, found[:MAX_LINES])
     ]
     return [*shown, f"and {left_out} more"] if left_out > 0 else shown
 

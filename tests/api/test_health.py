@@ -22,7 +22,7 @@ async def test_a_healthy_router_tells_everything_about_itself(api: httpx.AsyncCl
     assert answer.json() == {
         "healthy": True,
         "status": "HEALTHY",
-        "message": "the router does its work",
+        "message": "healthy",
         "issues": [],
         "version": __version__,
         "uptimeSeconds": 12.346,

@@ -16,8 +16,8 @@ from router.api import oidc
 from router.api.access import Access
 from router.api.oidc import (
     EXPIRE_AFTER_SECONDS,
-    LEAST_INTERVAL_SECONDS,
     MAX_TOKEN_BYTES,
+    MIN_INTERVAL_SECONDS,
     REFRESH_AFTER_SECONDS,
     Provider,
 )
@@ -390,7 +390,7 @@ async def test_a_new_key_is_found_but_made_up_ones_do_not_drive_the_router(
 
     early = [await call(router, access, issuer.token(new)) for _ in range(3)]
     asked = issuer.asked
-    clock.now += LEAST_INTERVAL_SECONDS
+    clock.now += MIN_INTERVAL_SECONDS
     later = await call(router, access, issuer.token(new))
 
     assert {answer.status_code for answer in early} == {401}
@@ -439,7 +439,7 @@ async def test_an_unknown_key_while_the_provider_is_away_is_no_reason_to_sign_in
 ) -> None:
     await call(router, access, issuer.token(ec_key()))
     issuer.status = 500
-    clock.now += LEAST_INTERVAL_SECONDS
+    clock.now += MIN_INTERVAL_SECONDS
 
     answer = await call(router, access, issuer.token(ec_key("new")))
 
@@ -537,7 +537,7 @@ async def test_a_provider_that_is_back_is_asked_again_after_a_moment(
     issuer.status = 200
     too_early = await call(router, access, token)
 
-    clock.now += LEAST_INTERVAL_SECONDS
+    clock.now += MIN_INTERVAL_SECONDS
     back = await call(router, access, token)
 
     assert (down.status_code, too_early.status_code, back.status_code) == (503, 503, 200)

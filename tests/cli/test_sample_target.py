@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.cli import sample_target
-from router.cli.sample_target import Behaviour, Manners, SampleTarget, Seen
+from router.cli.sample_target import Behaviour, FaultRates, SampleTarget, Seen
 from tests.cli.conftest import Run
 
 CALL = b'POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 17\r\n\r\n{"messageId":"a"}'
@@ -51,7 +51,7 @@ async def talk(port: int, *requests: bytes) -> list[bytes]:
     ],
 )
 def test_shares_decide_what_a_request_meets(throw: float, fate: Behaviour) -> None:
-    manners = Manners(failing=0.1, deferring=0.1, rejecting=0.1, dropping=0.1)
+    manners = FaultRates(failing=0.1, deferring=0.1, rejecting=0.1, dropping=0.1)
 
     met, _ = manners.choose(lambda: throw)
 
@@ -59,7 +59,7 @@ def test_shares_decide_what_a_request_meets(throw: float, fate: Behaviour) -> No
 
 
 def test_a_slow_request_takes_ten_times_as_long() -> None:
-    manners = Manners(seconds=0.5, slow=0.2)
+    manners = FaultRates(seconds=0.5, slow=0.2)
 
     assert manners.choose(lambda: 0.1) == (Behaviour.ACCEPTED, 5.0)
     assert manners.choose(lambda: 0.3) == (Behaviour.ACCEPTED, 0.5)
@@ -67,13 +67,13 @@ def test_a_slow_request_takes_ten_times_as_long() -> None:
 
 @given(st.floats(0, 1, exclude_max=True))
 def test_a_target_without_faults_accepts_everything(throw: float) -> None:
-    assert Manners().choose(lambda: throw)[0] is Behaviour.ACCEPTED
+    assert FaultRates().choose(lambda: throw)[0] is Behaviour.ACCEPTED
 
 
 @pytest.mark.anyio
 async def test_it_answers_on_one_connection_and_counts_each_message_once() -> None:
     throws = itertools.cycle([0.9, 0.1, 0.9, 0.9])  # slow?, fate, slow?, fate
-    target = SampleTarget(Manners(seconds=0, failing=0.5), lambda: next(throws))
+    target = SampleTarget(FaultRates(seconds=0, failing=0.5), lambda: next(throws))
 
     async with target.listening("127.0.0.1", 0) as port:
         answers = await talk(port, CALL, CALL, CALL, CALL)
@@ -86,7 +86,7 @@ async def test_it_answers_on_one_connection_and_counts_each_message_once() -> No
 @pytest.mark.anyio
 @pytest.mark.parametrize("method", [b"POST", b"PUT", b"PATCH"])
 async def test_it_takes_any_body_of_a_message_that_its_header_names(method: bytes) -> None:
-    target = SampleTarget(Manners(seconds=0), lambda: 0.0)
+    target = SampleTarget(FaultRates(seconds=0), lambda: 0.0)
     call = method + b" /hook HTTP/1.1\r\nHost: t\r\nX-Message-Id: a\r\nContent-Length: 3\r\n\r\n"
 
     async with target.listening("127.0.0.1", 0) as port:
@@ -99,7 +99,7 @@ async def test_it_takes_any_body_of_a_message_that_its_header_names(method: byte
 @pytest.mark.anyio
 async def test_it_shows_what_it_gets() -> None:
     shown: list[str] = []
-    target = SampleTarget(Manners(seconds=0), lambda: 0.0, shown.append)
+    target = SampleTarget(FaultRates(seconds=0), lambda: 0.0, shown.append)
     call = b"PUT /hook HTTP/1.1\r\nHost: t\r\nX-Message-Id: a\r\nContent-Length: 5\r\n\r\n"
 
     async with target.listening("127.0.0.1", 0) as port:
@@ -110,7 +110,7 @@ async def test_it_shows_what_it_gets() -> None:
 
 @pytest.mark.anyio
 async def test_faults_are_changed_while_it_runs() -> None:
-    target = SampleTarget(Manners(seconds=0), lambda: 0.0)
+    target = SampleTarget(FaultRates(seconds=0), lambda: 0.0)
 
     async with target.listening("127.0.0.1", 0) as port:
         before, changed, after = await talk(
@@ -134,7 +134,7 @@ async def test_faults_are_changed_while_it_runs() -> None:
     ],
 )
 async def test_faults_that_make_no_sense_change_nothing(wrong: bytes, says: bytes) -> None:
-    target = SampleTarget(Manners(seconds=0), lambda: 0.0)
+    target = SampleTarget(FaultRates(seconds=0), lambda: 0.0)
 
     async with target.listening("127.0.0.1", 0) as port:
         refused, after = await talk(port, faults(wrong), CALL)
@@ -146,7 +146,7 @@ async def test_faults_that_make_no_sense_change_nothing(wrong: bytes, says: byte
 
 @pytest.mark.anyio
 async def test_it_tells_what_came_in_and_what_became_of_it() -> None:
-    target = SampleTarget(Manners(seconds=0), lambda: 0.0)
+    target = SampleTarget(FaultRates(seconds=0), lambda: 0.0)
 
     async with target.listening("127.0.0.1", 0) as port:
         *_, told = await talk(port, CALL, CALL, b"GET /faults HTTP/1.1\r\nHost: t\r\n\r\n")
@@ -168,7 +168,7 @@ def test_it_remembers_the_latest_messages_only(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.anyio
 async def test_a_dropped_request_gets_no_answer() -> None:
-    target = SampleTarget(Manners(seconds=0, dropping=1), lambda: 0.5)
+    target = SampleTarget(FaultRates(seconds=0, dropping=1), lambda: 0.5)
 
     async with target.listening("127.0.0.1", 0) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -193,7 +193,7 @@ async def test_a_dropped_request_gets_no_answer() -> None:
     ],
 )
 async def test_noise_closes_its_own_connection_only(noise: bytes, answer: bytes) -> None:
-    target = SampleTarget(Manners(seconds=0), lambda: 0.9)
+    target = SampleTarget(FaultRates(seconds=0), lambda: 0.9)
 
     async with target.listening("127.0.0.1", 0) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -208,7 +208,7 @@ async def test_noise_closes_its_own_connection_only(noise: bytes, answer: bytes)
 
 @pytest.mark.anyio
 async def test_it_stops_while_callers_are_connected() -> None:
-    target = SampleTarget(Manners(seconds=0), lambda: 0.9)
+    target = SampleTarget(FaultRates(seconds=0), lambda: 0.9)
 
     async with target.listening("127.0.0.1", 0) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

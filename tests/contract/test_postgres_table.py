@@ -45,7 +45,7 @@ class PostgresTable:
             database, name, worker_id=worker, dedup_window=WINDOW, lease=LEASE
         )
         self._store = PostgresMessageStore(
-            database, name, dedup_window=WINDOW, sinks=lambda _: None
+            database, name, dedup_window=WINDOW, local_queues=lambda _: None
         )
         self._model = comparison.model
         self._run = comparison.loop.run

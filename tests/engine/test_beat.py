@@ -14,7 +14,7 @@ from router.core.config import MAX_SCHEDULES, QueueConfig, RoutingConfig, Schedu
 from router.core.warnings import Notice, WarningBook
 from router.engine.alerts import Alerts
 from router.engine.beat import (
-    LONGEST_SLEEP_SECONDS,
+    MAX_SLEEP_SECONDS,
     Beat,
     ScheduleState,
     SharedTicks,
@@ -244,7 +244,7 @@ async def test_a_clock_that_is_set_forward_counts_as_missed_ticks() -> None:
     await replica.run_for(11)
     outside.ahead += 1000.0
 
-    await replica.run_for(LONGEST_SLEEP_SECONDS)
+    await replica.run_for(MAX_SLEEP_SECONDS)
 
     assert outside.ids == ["s-10", "s-1010"]
 
@@ -399,7 +399,7 @@ async def test_a_router_without_schedules_just_looks_now_and_then() -> None:
     replica = Replica(outside)
 
     async with asyncio.TaskGroup() as tasks:
-        assert replica.beat.publish_due(tasks) == LONGEST_SLEEP_SECONDS
+        assert replica.beat.publish_due(tasks) == MAX_SLEEP_SECONDS
     assert await replica.beat.states() == []
 
 
@@ -621,7 +621,7 @@ async def test_a_tick_that_cannot_be_noted_is_published_once_and_noted_later() -
     noted = dict(numbers.kept)
     (notice,) = outside.notices
     numbers.is_away = False
-    await replica.run_for(LONGEST_SLEEP_SECONDS)
+    await replica.run_for(MAX_SLEEP_SECONDS)
 
     assert outside.put_ids == ["s-100"]
     assert (noted, numbers.kept) == ({}, {"tick:s": 100})

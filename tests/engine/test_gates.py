@@ -20,7 +20,7 @@ from router.engine.controls import Controls
 from router.engine.lanes import Flow, Lane, Lanes
 from router.engine.pool import MAX_LINES, MAX_UNUSED_LOOKS, ProcessPool, waits_in
 from router.engine.queue_manager import shut_down
-from router.engine.state import MOST_TARGETS, MessageLookup
+from router.engine.state import MAX_SHOWN_TARGETS, MessageLookup
 from router.engine.targets import MAX_TARGETS, MAX_WAIT_SECONDS, Line, TargetOrigin, Targets
 from router.ports import Traits, Unknown
 from tests.support.fakes import BUSY, OK, REFUSED, TIMED_OUT, BusySender, FakeSender
@@ -984,15 +984,15 @@ class TestWhatOperatorsSee:
             target(rig, "http://silent:80").learn(silence(60), 0.0, lambda: 0.0, lambda low, _: low)
             limit_to_one(rig, "http://limited:80")
             target(rig, "process:local")
-            for n in range(MOST_TARGETS):
+            for n in range(MAX_SHOWN_TARGETS):
                 target(rig, f"http://{n}:80")
 
             state = reader.state()
             told = [each.origin for each in state.targets]
 
             assert told[:3] == ["http://open:80", "http://silent:80", "http://limited:80"]
-            assert told[3:] == [f"http://{n}:80" for n in reversed(range(3, MOST_TARGETS))]
-            assert state.target_count == MOST_TARGETS + 3
+            assert told[3:] == [f"http://{n}:80" for n in reversed(range(3, MAX_SHOWN_TARGETS))]
+            assert state.target_count == MAX_SHOWN_TARGETS + 3
 
     @pytest.mark.rule("GATE-2", "MED-4")
     async def test_a_target_that_is_reset_gets_all_its_messages_at_once(self) -> None:

@@ -9,7 +9,7 @@ from router.core.history import Fate, State
 from router.core.outcome import Reply
 from router.core.returning import MIN_DEFERRAL_SECONDS
 from router.core.target import BadTarget
-from router.engine.state import MOST_NOTES, MessageLookup
+from router.engine.state import MAX_NOTES, MessageLookup
 from router.ports import Depth, Traits
 from tests.support.fakes import REFUSED, FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
@@ -73,12 +73,12 @@ async def test_a_message_is_explained_whose_target_is_cut_in_the_history() -> No
 
 @pytest.mark.rule("OPS-3")
 async def test_notes_are_bounded() -> None:
-    pools = [pool(f"P{n}", 1) for n in range(MOST_NOTES + 5)]
+    pools = [pool(f"P{n}", 1) for n in range(MAX_NOTES + 5)]
     async with running(*pools) as rig:
         for each in rig.manager.pools.values():
             each.has_room = False
 
-        assert len((await why(rig, "never")).notes) == MOST_NOTES
+        assert len((await why(rig, "never")).notes) == MAX_NOTES
 
 
 @pytest.mark.rule("OPS-3")

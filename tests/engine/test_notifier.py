@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from router.brokers import BrokerRegistry
-from router.core.notification import MOST_ITEMS, Digest
+from router.core.notification import MAX_ITEMS, Digest
 from router.core.warnings import Code, Severity, WarningBook
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breaker, Breakers
@@ -121,13 +121,13 @@ async def test_a_channel_that_fails_for_long_keeps_the_latest_and_counts_the_res
     telling = notifier(channel)
     raising = alerts(telling)
 
-    for number in range(MOST_ITEMS + 3):
+    for number in range(MAX_ITEMS + 3):
         warn(raising, f"w{number}")
         await telling.tell(NOBODY)
     channel.trouble = None
     await telling.tell(NOBODY)
 
-    assert len(channel.sent[0].notices) == MOST_ITEMS
+    assert len(channel.sent[0].notices) == MAX_ITEMS
     assert channel.sent[0].dropped == 3
     assert channel.lines[0][0] == "w3"
 

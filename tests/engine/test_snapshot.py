@@ -4,12 +4,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.api.dashboard import MOST_GROUPS, MOST_TARGETS, snapshot
+from router.api.dashboard import MAX_GROUPS, MAX_SHOWN_TARGETS, snapshot
 from router.core.config import QueueConfig
 from router.core.outcome import Reply
 from router.core.state import StandbyStatus
 from router.core.warnings import Code, Severity
-from router.engine.state import MOST_BUSIEST_POOLS
+from router.engine.state import MAX_BUSIEST_POOLS
 from router.ports import Depth, Disconnected
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue
@@ -149,7 +149,8 @@ async def test_messages_without_order_are_no_group() -> None:
 async def test_targets_in_trouble_come_first() -> None:
     async with running(pool()) as rig:
         open_, silent, shaky, *_ = (
-            rig.manager.deps.targets.of(f"http://{number}:80") for number in range(MOST_TARGETS + 5)
+            rig.manager.deps.targets.of(f"http://{number}:80")
+            for number in range(MAX_SHOWN_TARGETS + 5)
         )
         for target, failures in ((open_, 10), (shaky, 1)):
             for _ in range(failures):
@@ -168,14 +169,14 @@ async def test_targets_in_trouble_come_first() -> None:
     assert (second["silentUntil"], second["refusals"]) == (STARTED + 60, 1)
     assert (third["origin"], third["failures"]) == ("http://2:80", 1)
     assert (third["circuit"], third["since"], third["limit"]) == ("CLOSED", None, None)
-    assert len(seen["targets"]) == MOST_TARGETS
-    assert seen["totals"]["targets"] == MOST_TARGETS + 5
+    assert len(seen["targets"]) == MAX_SHOWN_TARGETS
+    assert seen["totals"]["targets"] == MAX_SHOWN_TARGETS + 5
     assert seen["status"] == "DEGRADED"
 
 
 @pytest.mark.rule("P4")
 async def test_of_many_pools_and_groups_the_busiest_are_shown() -> None:
-    many = [pool(f"P{number:03}") for number in range(MOST_BUSIEST_POOLS + 20)]
+    many = [pool(f"P{number:03}") for number in range(MAX_BUSIEST_POOLS + 20)]
     busy = pool("Z", concurrency=1)
     async with running(*many, busy, sender=FakeSender(takes=60)) as rig:
         camera = Camera(rig)
@@ -185,10 +186,10 @@ async def test_of_many_pools_and_groups_the_busiest_are_shown() -> None:
         await asyncio.sleep(1)
         seen = camera.take()
 
-    assert len(seen["pools"]) == MOST_BUSIEST_POOLS
-    assert seen["totals"]["pools"] == MOST_BUSIEST_POOLS + 21
+    assert len(seen["pools"]) == MAX_BUSIEST_POOLS
+    assert seen["totals"]["pools"] == MAX_BUSIEST_POOLS + 21
     assert row(seen, "Z")["workers"] == 1
-    assert len(seen["groups"]) == MOST_GROUPS
+    assert len(seen["groups"]) == MAX_GROUPS
 
 
 @pytest.mark.rule("OPS-3")

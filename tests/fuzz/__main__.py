@@ -16,7 +16,7 @@ from tests.fuzz.parsers import PARSERS
 
 WORK: Final = Path("build/fuzz")
 MAX_INPUT_BYTES: Final = 8192
-MOST_MEGABYTES: Final = 2048
+MAX_MEGABYTES: Final = 2048
 ONE_INPUT_SECONDS: Final = 20
 _SHOWN_BYTES: Final = 300
 
@@ -40,7 +40,7 @@ def search(parser: str, seconds: int, work: Path = WORK, *, seed: int = 0) -> st
         f"-max_total_time={seconds}",
         f"-seed={seed}",
         f"-max_len={MAX_INPUT_BYTES}",
-        f"-rss_limit_mb={MOST_MEGABYTES}",
+        f"-rss_limit_mb={MAX_MEGABYTES}",
         f"-timeout={ONE_INPUT_SECONDS}",
         f"-artifact_prefix={folder}/",
         "-print_final_stats=1",

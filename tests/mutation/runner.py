@@ -27,11 +27,11 @@ from router.brokers.sqlite import connection
 from tests.mutation.mutants import REPORT, Mutant, of_python, of_sql, reporting
 
 SQL: Final = "queries.sql"
-MOST_BYTES: Final = 4 << 30
+MAX_BYTES: Final = 4 << 30
 # A mutant that takes much longer is noticed too: a test that uses so much CPU, tests that hang.
-LEAST_CPU_SECONDS: Final = 1.0
+MIN_CPU_SECONDS: Final = 1.0
 MORE_CPU: Final = 3.0  # than without a mutant, by that factor
-LEAST_SECONDS: Final = 20.0
+MIN_SECONDS: Final = 20.0
 SLOWER: Final = 20.0
 
 Used = Callable[[str], None]
@@ -192,10 +192,10 @@ class MutantRun:
         child = os.fork()
         if not child:
             try:
-                resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+                resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
                 subject.put_in(mutant)
                 for item, seconds in tests.items():
-                    signal.setitimer(signal.ITIMER_PROF, LEAST_CPU_SECONDS + MORE_CPU * seconds)
+                    signal.setitimer(signal.ITIMER_PROF, MIN_CPU_SECONDS + MORE_CPU * seconds)
                     item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
                     if self._failed:
                         os.write(writer, item.nodeid.encode())
@@ -204,7 +204,7 @@ class MutantRun:
             finally:
                 os._exit(1)  # what the mutant has raised must not go on in this copy of pytest
         os.close(writer)
-        status = _wait_for(child, LEAST_SECONDS + SLOWER * sum(tests.values()))
+        status = _wait_for(child, MIN_SECONDS + SLOWER * sum(tests.values()))
         with os.fdopen(reader) as pipe:
             self._noticed.update(filter(None, [pipe.read()]))
         return status != 0

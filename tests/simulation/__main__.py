@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from tests.simulation.bugs import BUGS
 from tests.simulation.draw import draw
-from tests.simulation.mutants import FOUND, MOST_WORLDS, find_all
+from tests.simulation.mutants import FOUND, MAX_WORLDS, find_all
 from tests.simulation.plan import Act, Kind, WorldPlan
 from tests.simulation.shrink import shrink
 from tests.simulation.world import WorldResult, run
@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.bug is not None:
         BUGS[options.bug]()
     if options.mutants is not None:
-        most = options.seeds or MOST_WORLDS
+        most = options.seeds or MAX_WORLDS
         return 0 if find_all(options.mutants, options.jobs, most) else FAILED
     if options.seed is not None:
         text = explain(options.seed, choice)

@@ -8,7 +8,7 @@ from msgspec import Struct, field
 from tests.simulation.plan import (
     DEDUP_WINDOW,
     HOSTS,
-    LONGEST_PAUSE,
+    MAX_PAUSE,
     SETTLED_WITHIN,
     WORK_QUEUES,
     YEAR,
@@ -123,7 +123,7 @@ class Drawer(Struct):
         if act is Act.CLOCK:
             seconds = rng.choice(CLOCK_STEPS)
         elif act in {Act.PAUSE, Act.STALL}:
-            seconds = rng.choice((2.0, 31.0, 65.0, LONGEST_PAUSE))
+            seconds = rng.choice((2.0, 31.0, 65.0, MAX_PAUSE))
         if act is Act.KILL and self.kind is Kind.SQLITE and rng.random() < 0.4:
             act = rng.choice((Act.RECREATE, Act.REBOOT))
         share = rng.choice((0.1, 0.3, 0.6))

@@ -22,7 +22,7 @@ from tests.simulation.world import run
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = Path(__file__).parent / "mutants"
-MOST_WORLDS: Final = 6000
+MAX_WORLDS: Final = 6000
 FIRST_SEED: Final = 1
 FOUND: Final = "found after"
 
@@ -34,7 +34,7 @@ class FoundMutant(Struct, frozen=True):
     problem: str  # what was broken, or why it could not be tried
 
 
-def find_all(names: Sequence[str], jobs: int, most: int = MOST_WORLDS) -> bool:
+def find_all(names: Sequence[str], jobs: int, most: int = MAX_WORLDS) -> bool:
     """Try each mutant and print a table. Answers whether all were found."""
     known = all_mutants()
     unknown = sorted(set(names) - set(known))

@@ -15,7 +15,7 @@ DEDUP_WINDOW: Final = 300.0
 # A copy that arrives while the first is held is a proven duplicate: also for a while after the
 # first was accepted, as long as its ACK is on its way or its router stands still.
 SETTLED_WITHIN: Final = 200.0
-LONGEST_PAUSE: Final = 100.0
+MAX_PAUSE: Final = 100.0
 START: Final = 1_800_000_000.0  # the wall clock, when a world begins
 HIGH: Final = 9  # the priority that passes the rest of a group
 REPLIES: Final = "replies"  # the queue that replies go to

@@ -11,12 +11,12 @@ from tests.simulation.events import Violation
 from tests.simulation.plan import Mood, Phase, WorldPlan
 from tests.simulation.world import WorldResult, run
 
-MOST_RUNS: Final = 400
-MOST_SECONDS: Final = 120.0
+MAX_RUNS: Final = 400
+MAX_SECONDS: Final = 120.0
 _PARTICULARS: Final = re.compile(r"b'.*'|\(.*\)|[rt]?[0-9.]+")
 
 
-def shrink(result: WorldResult, *, most_runs: int = MOST_RUNS) -> WorldResult:
+def shrink(result: WorldResult, *, most_runs: int = MAX_RUNS) -> WorldResult:
     """Answer the smallest world found in which the same goes wrong."""
     wanted = _kind_of(result.violations[0])
 
@@ -33,7 +33,7 @@ def _kind_of(violation: Violation) -> str:
 
 def _shrink(result: WorldResult, fails: Callable[[WorldResult], bool], runs: int) -> WorldResult:
     smallest = result
-    give_up = time.monotonic() + MOST_SECONDS
+    give_up = time.monotonic() + MAX_SECONDS
     is_smaller = True
     while is_smaller:
         is_smaller = False

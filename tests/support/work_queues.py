@@ -13,7 +13,7 @@ from router.brokers.memory.broker import MemoryDatabase
 from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.sqlite.store import SqliteMessageStore
 from router.brokers.sqlite.work_queue import WorkQueue
-from router.brokers.work_queue import Lease, no_sinks
+from router.brokers.work_queue import Lease, no_local_queues
 from router.core.message import UNTRIED, Message, Tally
 from router.core.outcome import Ending, Failure
 from router.ports import (
@@ -116,7 +116,7 @@ class Queue:
 
     @property
     def store(self) -> SqliteMessageStore:
-        return SqliteMessageStore(self._database, self._table, no_sinks)
+        return SqliteMessageStore(self._database, self._table, no_local_queues)
 
     def depth(self) -> Depth:
         return self._run(self._queue.depth())

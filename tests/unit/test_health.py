@@ -171,7 +171,7 @@ def test_a_healthy_router_says_so_and_has_no_issues() -> None:
     health = assess(IDLE)
 
     assert health.issues == ()
-    assert health.message == "the router does its work"
+    assert health.message == "healthy"
 
 
 @pytest.mark.rule("OPS-3")

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router.core.notification import (
-    MOST_ITEMS,
-    MOST_TROUBLES,
+    MAX_ITEMS,
+    MAX_TROUBLES,
     Item,
     PendingDigest,
     StateChange,
@@ -13,7 +13,7 @@ from router.core.notification import (
     digest,
 )
 from router.core.timestamps import duration
-from router.core.warnings import MOST_WARNINGS, Notice, Severity
+from router.core.warnings import MAX_WARNINGS, Notice, Severity
 
 BREAKER = Subject("circuit breaker of http://t:80", "opened", "closed again", Severity.ERROR)
 
@@ -138,18 +138,18 @@ def test_recovery_from_a_trouble_that_was_too_small_to_tell_is_not_told() -> Non
 def test_there_is_never_more_to_tell_than_fits() -> None:
     gathering = PendingDigest(Severity.INFO)
 
-    for number in range(MOST_ITEMS + 7):
+    for number in range(MAX_ITEMS + 7):
         gathering.warned(notice(number))
     gathering.warned(notice(0, count=2))
 
     assert gathering.dropped == 7
-    assert len(gathering.take()) == MOST_ITEMS
+    assert len(gathering.take()) == MAX_ITEMS
 
 
 @pytest.mark.rule("OPS-2")
 def test_b9_a_severe_warning_takes_the_place_of_a_mild_one() -> None:
     gathering = PendingDigest(Severity.INFO)
-    for number in range(MOST_ITEMS):
+    for number in range(MAX_ITEMS):
         gathering.warned(notice(number))
     critical, error = notice(1001, Severity.CRITICAL), notice(1002, Severity.ERROR)
 
@@ -160,7 +160,7 @@ def test_b9_a_severe_warning_takes_the_place_of_a_mild_one() -> None:
     gathering.warned(notice(1003, Severity.INFO))
 
     items = gathering.take()
-    assert (len(items), gathering.dropped) == (MOST_ITEMS, 5)
+    assert (len(items), gathering.dropped) == (MAX_ITEMS, 5)
     assert items[-3:] == [critical, StateChange(BREAKER, 0.0, began=1), error]
 
 
@@ -168,14 +168,14 @@ def test_b9_a_severe_warning_takes_the_place_of_a_mild_one() -> None:
 def test_what_was_reported_is_forgotten_in_time() -> None:
     gathering = PendingDigest(Severity.INFO)
 
-    for number in range(MOST_WARNINGS + 1):
+    for number in range(MAX_WARNINGS + 1):
         gathering.warned(notice(number))
-    for number in range(MOST_TROUBLES + 1):
+    for number in range(MAX_TROUBLES + 1):
         subject = Subject(f"s{number}", "opened", "closed", Severity.ERROR)
         gathering.began(subject, 0.0)
 
-    assert len(gathering._reported) == MOST_WARNINGS
-    assert len(gathering._troubled) == MOST_TROUBLES
+    assert len(gathering._reported) == MAX_WARNINGS
+    assert len(gathering._troubled) == MAX_TROUBLES
 
 
 @pytest.mark.rule("OPS-2")

@@ -21,10 +21,10 @@ def test_a_mate_that_is_due_soon_is_awaited() -> None:
     pending_retries = PendingRetries()
     pending_retries.expect(1, body("g"), now=0.0, delay=30.0)
     pending_retries.expect(2, body("g"), now=0.4, delay=30.0)
-    pending_retries.came(1)
+    pending_retries.returned(1)
 
     assert pending_retries.awaits_mates_of([body("g")], now=30.0)
-    pending_retries.came(2)
+    pending_retries.returned(2)
     assert not pending_retries.awaits_mates_of([body("g")], now=30.4)
 
 
@@ -76,7 +76,7 @@ def test_what_comes_much_later_or_not_at_all_is_not_awaited(now: float, awaited:
 def test_what_was_returned_again_is_awaited_at_its_new_time() -> None:
     pending_retries = PendingRetries()
     pending_retries.expect(1, body("g"), now=0.0, delay=1.0)
-    pending_retries.came(1)
+    pending_retries.returned(1)
     pending_retries.expect(1, body("g"), now=1.0, delay=30.0)
 
     assert not pending_retries.awaits_mates_of([body("g")], now=1.0)
@@ -90,7 +90,7 @@ def test_everything_is_forgotten_in_time(returned: list[tuple[int, float, bool]]
     for key, delay, comes in returned:
         pending_retries.expect(key, body("g"), now=0.0, delay=delay)
         if comes:
-            pending_retries.came(key)
+            pending_retries.returned(key)
 
     pending_retries.awaits_mates_of([], now=9 + LATE_SECONDS + 0.1)
 

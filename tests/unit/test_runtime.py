@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.runtime import Shares, current_limit, raise_limit, shares
+from router.runtime import DescriptorBudget, current_limit, raise_limit, shares
 
 
 @pytest.fixture
@@ -27,12 +27,12 @@ def test_the_soft_limit_is_raised_to_the_hard_one(limits: tuple[int, int]) -> No
 @pytest.mark.parametrize(
     ("limit", "expected"),
     [
-        (1_048_576, Shares(1_048_576, api=200, idle=1000)),
-        (1024, Shares(1024, api=200, idle=512)),
-        (256, Shares(256, api=64, idle=128)),
-        (16, Shares(16, api=8, idle=8)),
-        (-1, Shares(-1, api=200, idle=1000)),  # resource.RLIM_INFINITY
+        (1_048_576, DescriptorBudget(1_048_576, api=200, idle=1000)),
+        (1024, DescriptorBudget(1024, api=200, idle=512)),
+        (256, DescriptorBudget(256, api=64, idle=128)),
+        (16, DescriptorBudget(16, api=8, idle=8)),
+        (-1, DescriptorBudget(-1, api=200, idle=1000)),  # resource.RLIM_INFINITY
     ],
 )
-def test_most_descriptors_are_for_deliveries(limit: int, expected: Shares) -> None:
+def test_most_descriptors_are_for_deliveries(limit: int, expected: DescriptorBudget) -> None:
     assert shares(limit, api=200) == expected

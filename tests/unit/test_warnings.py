@@ -8,8 +8,8 @@ from router.core.warnings import (
     FRESH_SECONDS,
     LIFETIME_SECONDS,
     MAX_TEXT_CHARACTERS,
-    MOST_WARNINGS,
-    MOST_WARNINGS_OF_ONE_CODE,
+    MAX_WARNINGS,
+    MAX_WARNINGS_OF_ONE_CODE,
     REPEAT_SECONDS,
     Code,
     Notice,
@@ -142,8 +142,8 @@ def test_readers_remove_nothing_and_the_next_warning_removes_what_has_expired() 
 
 def fill(book: WarningBook, severity: Severity = Severity.WARN) -> None:
     """With as many sources as it takes."""
-    for number in range(MOST_WARNINGS):
-        source = f"Consumer:q{number // MOST_WARNINGS_OF_ONE_CODE}"
+    for number in range(MAX_WARNINGS):
+        source = f"Consumer:q{number // MAX_WARNINGS_OF_ONE_CODE}"
         warn(book, str(number), source=source, severity=severity)
 
 
@@ -156,7 +156,7 @@ def test_what_does_not_fit_pushes_out_the_oldest() -> None:
 
     kept = messages(book.list(now=NOON))
 
-    assert len(kept) == MOST_WARNINGS
+    assert len(kept) == MAX_WARNINGS
     assert (kept[0], kept[-1]) == ("more 1", "2")
 
 
@@ -184,12 +184,12 @@ def test_b9_warnings_of_one_code_and_source_push_out_only_each_other() -> None:
 
     kept = messages(book.list(now=NOON))
 
-    assert len(kept) == MOST_WARNINGS_OF_ONE_CODE + 2
-    assert (kept[0], kept[MOST_WARNINGS_OF_ONE_CODE - 1]) == (
+    assert len(kept) == MAX_WARNINGS_OF_ONE_CODE + 2
+    assert (kept[0], kept[MAX_WARNINGS_OF_ONE_CODE - 1]) == (
         "made-up pool 1099",
         "made-up pool 1000",
     )
-    assert kept[MOST_WARNINGS_OF_ONE_CODE:] == ["of another code", "mine"]
+    assert kept[MAX_WARNINGS_OF_ONE_CODE:] == ["of another code", "mine"]
 
 
 @pytest.mark.rule("OPS-2")
@@ -199,11 +199,11 @@ def test_b9_a_mild_warning_never_pushes_out_a_severe_one(*, is_full: bool) -> No
     severe = warn(book, "severe", severity=Severity.CRITICAL)
     if is_full:
         fill(book)
-    for number in range(2 * MOST_WARNINGS_OF_ONE_CODE):
+    for number in range(2 * MAX_WARNINGS_OF_ONE_CODE):
         warn(book, str(number))
 
     assert book.list(now=NOON, severity=Severity.CRITICAL) == [severe]
-    assert len(book.list(now=NOON)) == (MOST_WARNINGS if is_full else MOST_WARNINGS_OF_ONE_CODE)
+    assert len(book.list(now=NOON)) == (MAX_WARNINGS if is_full else MAX_WARNINGS_OF_ONE_CODE)
 
 
 @pytest.mark.rule("OPS-2")
@@ -213,7 +213,7 @@ def test_b9_a_mild_warning_among_severe_ones_goes_itself() -> None:
 
     warn(book, "mild")
 
-    assert len(book.list(now=NOON, severity=Severity.CRITICAL)) == MOST_WARNINGS
+    assert len(book.list(now=NOON, severity=Severity.CRITICAL)) == MAX_WARNINGS
 
 
 @pytest.mark.rule("OPS-2")
@@ -230,7 +230,7 @@ def test_b9_a_long_text_is_cut() -> None:
 @pytest.mark.rule("OPS-2")
 def test_a_warning_pushed_out_and_raised_again_starts_again() -> None:
     book = WarningBook()
-    for number in range(MOST_WARNINGS_OF_ONE_CODE + 1):
+    for number in range(MAX_WARNINGS_OF_ONE_CODE + 1):
         warn(book, str(number))
 
     again = warn(book, "0")

@@ -373,7 +373,7 @@ class ActiveMqBroker:
         if self._copied and self._copied.knows(self._proof(message), loop_time()):
             self._connection.tell(message.ack())
             return
-        self._pending_retries.came(message.key)
+        self._pending_retries.returned(message.key)
         wait = message.history.wait(self._clock())
         if not wait:
             self._prefetched.put(message)

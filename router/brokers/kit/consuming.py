@@ -18,7 +18,7 @@ NEVER: Final = float("inf")
 WINDOW_BYTES: Final = 64 * 1024 * 1024  # of one connection, of messages not asked for yet
 LARGE_BYTES: Final = 64 * 1024  # smaller messages never fill a window of the usual count
 # Two clocks never agree to the last bit: wait at least this long instead of looking again at once.
-SHORTEST_WAIT_SECONDS: Final = 0.001
+MIN_WAIT_SECONDS: Final = 0.001
 
 STALE: Final = "it was settled already, or came over another connection"
 
@@ -87,7 +87,7 @@ class LongPoll:
             found = await look()
             if found.messages or now() >= give_up:
                 return found.messages
-            await wait(rung, min(give_up - now(), max(found.wait, SHORTEST_WAIT_SECONDS)))
+            await wait(rung, min(give_up - now(), max(found.wait, MIN_WAIT_SECONDS)))
         return ()
 
 

@@ -169,7 +169,7 @@ class PendingRetries:
         self._missing[key] = expected
         heapq.heappush(self._later, expected)
 
-    def came(self, key: Hashable) -> None:
+    def returned(self, key: Hashable) -> None:
         self._missing.pop(key, None)
 
     def awaits_mates_of(self, bodies: Iterable[bytes], now: float) -> bool:

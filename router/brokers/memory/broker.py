@@ -59,7 +59,7 @@ class MemoryQueues:
             self._database,
             table,
             lease,
-            sinks=self._sink,
+            local_queues=self._sink,
             results=self._results,
             is_dated=queue.max_age is not None,
         )

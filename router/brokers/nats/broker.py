@@ -117,7 +117,7 @@ class NatsQueues:
             broker = NatsBroker(
                 connection, consumer, table, sole, may_be_alone=server.is_settled, is_raw=is_raw
             )
-            async with broker.minded():
+            async with broker.watched():
                 yield broker
 
     @asynccontextmanager
@@ -183,7 +183,7 @@ class NatsBroker:
         )
 
     @asynccontextmanager
-    async def minded(self) -> AsyncIterator[None]:
+    async def watched(self) -> AsyncIterator[None]:
         """Keep what needs to be kept while it is used; at the end, give back what it may."""
         create_task, name = asyncio.get_running_loop().create_task, self._consumer.name
         keeping = {create_task(self._keep_held_back(), name=f"hold {name}")}

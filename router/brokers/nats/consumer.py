@@ -132,7 +132,7 @@ class LeaseTable:
     def take(self, sequence: int, reply: str, body: bytes, until: float) -> NatsLease:
         """Note a new hand-over: those before it are stale."""
         lease = self._newest[sequence] = NatsLease(sequence, reply, body, until)
-        self.pending_retries.came(sequence)
+        self.pending_retries.returned(sequence)
         self._returned.pop(sequence, None)
         return lease
 

@@ -328,7 +328,7 @@ class PgmqBroker:
     def _received(self, row: Sequence[object], lease_until: float) -> ReceivedMessage:
         msg_id, read_ct, enqueued, body, headers, *more = cast("Any", row)
         if self._pending:
-            self._pending.came(msg_id)
+            self._pending.returned(msg_id)
         tally, parent = _read_headers(headers) if headers else (UNTRIED, None)
         return ReceivedMessage(
             body,

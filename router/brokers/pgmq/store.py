@@ -8,7 +8,7 @@ from router.brokers.pgmq.lister import LIVE, NOTED, STATE_OF, PgmqLister
 from router.brokers.pgmq.table import READ_BODY, PgmqItem, PgmqTable, item_columns, quoted_table
 from router.brokers.postgres.store import RECORD, PostgresMessageStore
 from router.brokers.postgres.work_queue import text
-from router.brokers.work_queue import message_record, no_sinks, why_not_cancelled
+from router.brokers.work_queue import message_record, no_local_queues, why_not_cancelled
 from router.core.config import QueueConfig
 from router.ports import (
     Cancellation,
@@ -82,7 +82,11 @@ class PgmqMessageStore:
         self._database = database
         self._table = table
         self._rows = PostgresMessageStore(
-            database, table.states, dedup_window=dedup_window, sinks=no_sinks, stored=stored
+            database,
+            table.states,
+            dedup_window=dedup_window,
+            local_queues=no_local_queues,
+            stored=stored,
         )
         self._lister = PgmqLister(database, table)
         self.page = self._lister.page

@@ -15,7 +15,7 @@ from router.brokers.pgmq import OPTIONS
 from router.brokers.pgmq.database import PgmqDatabase
 from router.brokers.postgres import dsn_of
 from router.brokers.postgres.work_queue import optional_text, text
-from router.brokers.work_queue import must_stay, ordered_group, payload_size
+from router.brokers.work_queue import keeps_record, ordered_group, payload_size
 from router.core.config import COMMAND_BUS, QueueConfig
 from router.core.message import DEFAULT_POOL, Message
 from router.ports import BrokerError, QueueRefused
@@ -661,7 +661,7 @@ def item_columns(items: Sequence[PgmqItem], *, with_states: bool) -> tuple[Seque
         [optional_text(item.dedup_key) for item in items],
         [None if one is None else text(one.pool or DEFAULT_POOL) for one in messages],
         [None if one is None else optional_text(ordered_group(one)) for one in messages],
-        [one is not None and must_stay(one) for one in messages],
+        [one is not None and keeps_record(one) for one in messages],
         [None if one is None else optional_text(one.correlation_id) for one in messages],
         [None if one is None else payload_size(one) for one in messages],
     )

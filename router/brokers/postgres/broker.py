@@ -22,8 +22,8 @@ from router.brokers.postgres.store import PostgresMessageStore
 from router.brokers.postgres.work_queue import PostgresQueue
 from router.brokers.work_queue import (
     DEFAULT_AUDIT_SECONDS,
+    LocalQueues,
     ResultLimit,
-    Sinks,
 )
 from router.brokers.workers import ConsumerIdentity, Liveness, Recovery
 from router.core.config import QueueConfig
@@ -76,7 +76,7 @@ class PostgresQueues:
                 database,
                 _name(queue, uri),
                 dedup_window=self._worker.dedup_window,
-                sinks=_sinks(uri),
+                local_queues=_local_queues(uri),
             )
 
     @asynccontextmanager
@@ -100,7 +100,7 @@ class PostgresQueues:
             dedup_window=self._worker.dedup_window,
             lease=queue.visibility_timeout or DEFAULT_LEASE_SECONDS,
             result_retention=self._worker.result_retention,
-            sinks=_sinks(uri),
+            local_queues=_local_queues(uri),
             results=results,
             is_dated=queue.max_age is not None,
             poll_interval=self._worker.poll_interval,
@@ -120,7 +120,7 @@ def _name(queue: QueueConfig, uri: QueueUri) -> str:
     return uri.options.get("queue") or queue.name
 
 
-def _sinks(uri: QueueUri) -> Sinks[str]:
+def _local_queues(uri: QueueUri) -> LocalQueues[str]:
     """Return what finds the queues of the same database."""
     dsn = dsn_of(uri)
 

@@ -15,7 +15,7 @@ from router.brokers.work_queue import (
     GROUPS_AT_ONCE,
     HELD_UNTIL,
     MAX_ERROR_CHARACTERS,
-    no_sinks,
+    no_local_queues,
     payload_size,
     stored_groups,
 )
@@ -291,7 +291,7 @@ class PostgresOrderLog:
                 [row["lease_token"]],
                 *ending_columns([end]),
                 self._dedup_window,
-                *outgoing_columns([()], no_sinks),
+                *outgoing_columns([()], no_local_queues),
             )
             self._database.signal(self._name).ring()
             return not lost

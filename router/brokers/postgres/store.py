@@ -16,7 +16,7 @@ from router.brokers.work_queue import (
     HELD_UNTIL,
     LAST_ROW_ID,
     ROWS_PER_PAGE,
-    Sinks,
+    LocalQueues,
     batch_conflict,
     batch_record,
     callback_prefix,
@@ -132,7 +132,7 @@ class PostgresMessageStore:
         name: str,
         *,
         dedup_window: float,
-        sinks: Sinks[str],
+        local_queues: LocalQueues[str],
         stored: Callable[[Publication], Publication] = _as_given,
     ) -> None:
         """`stored`: how the queue has a publication."""
@@ -140,10 +140,10 @@ class PostgresMessageStore:
         self._database = database
         self._name = name
         self._dedup_window = dedup_window
-        self._sinks = sinks
+        self._local_queues = local_queues
 
     def takes(self, queue: QueueConfig) -> bool:
-        return self._sinks(queue) is not None
+        return self._local_queues(queue) is not None
 
     async def find(self, message_id: str) -> MessageRecord | None:
         rows = await self._database.call(_FIND, self._name, text(message_id))
@@ -179,7 +179,7 @@ class PostgresMessageStore:
             if problem is not None:
                 return problem
             broker_id = f"{self._database.incarnation}-{row['id']}"
-            outgoing = outgoing_columns([reply(broker_id, row["body"])], self._sinks)
+            outgoing = outgoing_columns([reply(broker_id, row["body"])], self._local_queues)
             (answer,) = await self._database.claim(
                 _CANCEL, self._name, text(message_id), row["id"], self._dedup_window, *outgoing
             )

@@ -16,13 +16,13 @@ from router.brokers.work_queue import (
     HELD_UNTIL,
     MAX_ERROR_CHARACTERS,
     Lease,
+    LocalQueues,
     ResultLimit,
-    Sinks,
     cancelled,
     duplicate,
     ending_with,
-    must_stay,
-    no_sinks,
+    keeps_record,
+    no_local_queues,
     ordered_group,
     payload_size,
     sink_for,
@@ -175,12 +175,12 @@ class PostgresQueue:
         dedup_window: float,
         lease: float,
         result_retention: float = 0.0,
-        sinks: Sinks[str] = no_sinks,
+        local_queues: LocalQueues[str] = no_local_queues,
         results: ResultLimit | None = None,
         is_dated: bool = False,
         poll_interval: float | None = None,
     ) -> None:
-        """`sinks` finds the queues of the same database.
+        """`local_queues` finds the queues of the same database.
 
         `is_dated`: what is received says when it was published, which costs a read.
         """
@@ -189,7 +189,7 @@ class PostgresQueue:
         self._worker_id = worker_id
         self._dedup_window = dedup_window
         self._result_retention = result_retention
-        self._sinks = sinks
+        self._local_queues = local_queues
         self._results = results
         self._claim = _CLAIM_DATED if is_dated else _CLAIM
         self._pools: PoolFilter | None = None  # that claims ask for; None: all
@@ -289,7 +289,7 @@ class PostgresQueue:
         return unsettled
 
     def takes(self, queue: QueueConfig) -> bool:
-        return self._sinks(queue) is not None
+        return self._local_queues(queue) is not None
 
     async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
         held, ending = list[Finish](), list[Finish]()
@@ -345,7 +345,7 @@ class PostgresQueue:
     async def _finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
         leases = [cast("Lease", item.handle) for item in items]
         endings = ending_columns(items)
-        outgoing = outgoing_columns([item.outgoing for item in items], self._sinks)
+        outgoing = outgoing_columns([item.outgoing for item in items], self._local_queues)
         has_results = any(
             item.ending.result is not None or item.ending.result_omitted for item in items
         )
@@ -392,7 +392,7 @@ def publication_columns(items: Sequence[Publication]) -> tuple[Any, ...]:
         [message.level for message in messages],
         [item.body for item in items],
     )
-    kept = [must_stay(message) for message in messages]
+    kept = [keeps_record(message) for message in messages]
     if not (
         any(kept)
         or any(item.not_before is not None for item in items)
@@ -412,11 +412,11 @@ def extra_columns(items: Sequence[Publication]) -> tuple[Any, Any, Any]:
 
 
 def outgoing_columns(
-    outgoing: Sequence[Sequence[OutgoingMessage]], sinks: Sinks[str]
+    outgoing: Sequence[Sequence[OutgoingMessage]], local_queues: LocalQueues[str]
 ) -> tuple[Any, ...]:
     """Return places and queues of what goes out, and the columns of the messages."""
     flat = [(place, one) for place, several in enumerate(outgoing) for one in several]
-    names = [sink_for(sinks, one.queue) for _, one in flat]
+    names = [sink_for(local_queues, one.queue) for _, one in flat]
     publications = [one.publication for _, one in flat]
     return ([place for place, _ in flat], names, *publication_columns(publications))
 

@@ -40,8 +40,8 @@ from router.brokers.rabbitmq.renewed import (
     all_confirmed,
 )
 from router.brokers.rabbitmq.retry import (
+    MIN_SECONDS,
     PERSISTENT,
-    SHORTEST_SECONDS,
     TOLERANCE_SECONDS,
     RetryQueues,
 )
@@ -119,7 +119,7 @@ class RabbitQueues:
                 advice=found.advice(strict=strict),
                 is_raw=queue.route is not None,
             )
-            async with broker.minded():
+            async with broker.watched():
                 yield broker
 
     @asynccontextmanager
@@ -250,7 +250,7 @@ class RabbitConsumer:
 
     def _take(self, waiting: deque[RabbitMessage], message: RabbitMessage) -> None:
         if self.pending_retries:
-            self.pending_retries.came(message.key)
+            self.pending_retries.returned(message.key)
         if message.redelivered:
             self.source.note(message)
         waiting.append(message)
@@ -300,7 +300,7 @@ class RabbitBroker:
         self._clock = clock  # the machine's: it decides when a copy is due
 
     @asynccontextmanager
-    async def minded(self) -> AsyncIterator[None]:
+    async def watched(self) -> AsyncIterator[None]:
         """Watch the window while it is used. A task group would wrap what its user raises."""
         address, create_task = self._consumer.address, asyncio.get_running_loop().create_task
         watching = {
@@ -506,7 +506,7 @@ class RabbitBroker:
         self, message: RabbitMessage, history: RetryHistory, *, in_order: bool = True
     ) -> float:
         """Return for how many seconds it waits at the broker."""
-        delay = max(history.due_at - self._clock(), SHORTEST_SECONDS)
+        delay = max(history.due_at - self._clock(), MIN_SECONDS)
         await self._retries.make(delay)  # may take its time, and the copy only comes after it
         if in_order:
             self._pending_retries.expect(message.key, message.body, now=loop_time(), delay=delay)

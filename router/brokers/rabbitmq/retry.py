@@ -27,7 +27,7 @@ from router.ports import Disconnected, QueueRefused
 
 LADDER_SECONDS: Final = (1, 2, 5, 10, 30, 60, 300, 900, 3600)
 FIRST_MADE_SECONDS: Final = 30  # the usual delay: shows at once whether we may make such queues
-SHORTEST_SECONDS: Final = LADDER_SECONDS[0]
+MIN_SECONDS: Final = LADDER_SECONDS[0]
 TOLERANCE_SECONDS: Final = 0.1  # clocks of two machines differ: this close to its time, it is due
 PERSISTENT: Final = 2
 
@@ -39,7 +39,7 @@ NOT_COPIED_PREFIXES: Final = ("x-first-death-", "x-last-death-")
 def step_for(delay: float) -> int:
     """Return the longest step that is not too long, or the first one if all are."""
     fitting = (step for step in LADDER_SECONDS if step <= delay + ROUNDING_SECONDS)
-    return max(fitting, default=SHORTEST_SECONDS)
+    return max(fitting, default=MIN_SECONDS)
 
 
 def copy_of(original: Properties, history: RetryHistory) -> Properties:

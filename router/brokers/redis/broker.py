@@ -42,7 +42,7 @@ from router.ports import BrokerError, Depth, Nack, Publication, QueueRefused, Tr
 LOOK_SECONDS: Final = 1.0  # between two looks for ended leases, and for what others gave back
 GATHER_STEP_SECONDS: Final = 0.005
 FORGOTTEN_CONSUMER_MS: Final = 24 * 3600 * 1000
-LEAST_VERSION: Final = (6, 2)  # it knows XAUTOCLAIM
+MIN_VERSION: Final = (6, 2)  # it knows XAUTOCLAIM
 PENDING_AT_ONCE_MESSAGES: Final = 1000
 PUBLISHED_AT_ONCE_MESSAGES: Final = 500  # Lua holds a few thousand arguments
 
@@ -112,7 +112,7 @@ async def _advice(connection: RedisConnection) -> str | None:
     """Return what to change at the server, so that it loses nothing. Raises QueueRefused."""
     server = await connection.info("server")
     version = str(server.get("redis_version", ""))
-    if version and tuple(int(part) for part in version.split(".")[:2]) < LEAST_VERSION:
+    if version and tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
         raise QueueRefused(f"Redis {version} is too old: streams need 6.2 or newer here")
     persistence, memory = await connection.info("persistence"), await connection.info("memory")
     advice = []
@@ -340,7 +340,7 @@ class RedisBroker:
         until = asked_at + self.lease_seconds
         lease = RedisLease(entry.decode(), count, body, history, until)
         self._held.take(lease)
-        self._pending_retries.came(lease.name)
+        self._pending_retries.returned(lease.name)
         return ReceivedMessage(
             body,
             lease,

@@ -17,8 +17,8 @@ from router.brokers.sqlite.store import SqliteMessageStore
 from router.brokers.sqlite.work_queue import WorkQueue
 from router.brokers.work_queue import (
     DEFAULT_AUDIT_SECONDS,
+    LocalQueues,
     ResultLimit,
-    Sinks,
 )
 from router.brokers.workers import ConsumerIdentity, Recovery
 from router.core.config import QueueConfig
@@ -61,13 +61,13 @@ class SqliteQueues:
         lease = queue.visibility_timeout or DEFAULT_LEASE_SECONDS
         async with self._file(queue) as file:
             with file.liveness.claim_own(self._worker.id):
-                table, sinks = self._table(file, queue), self._sinks(file)
+                table, local_queues = self._table(file, queue), self._local_queues(file)
                 work_queue = WorkQueue(
                     file,
                     table,
                     lease,
                     file.recovery,
-                    sinks=sinks,
+                    local_queues=local_queues,
                     results=self._results[file.path],
                     is_dated=queue.max_age is not None,
                 )
@@ -85,7 +85,7 @@ class SqliteQueues:
     @asynccontextmanager
     async def open_store(self, queue: QueueConfig) -> AsyncIterator[SqliteMessageStore]:
         async with self._file(queue) as file:
-            yield SqliteMessageStore(file, self._table(file, queue), self._sinks(file))
+            yield SqliteMessageStore(file, self._table(file, queue), self._local_queues(file))
 
     @asynccontextmanager
     async def open_order_log(self, queue: QueueConfig) -> AsyncIterator[SqliteOrderLog]:
@@ -106,7 +106,7 @@ class SqliteQueues:
         for name in self._results[path].queues:
             self._worker.on_storage(name, refusal)
 
-    def _sinks(self, file: WorkedFile) -> Sinks[QueueTable]:
+    def _local_queues(self, file: WorkedFile) -> LocalQueues[QueueTable]:
         """Return what finds the queues of the same file."""
 
         @cache  # to follow symbolic links takes several system calls

@@ -20,7 +20,7 @@ from router.brokers.work_queue import (
     MAX_ERROR_CHARACTERS,
     Lease,
     duplicate,
-    must_stay,
+    keeps_record,
     ordered_group,
     payload_size,
 )
@@ -162,7 +162,7 @@ class QueueTable(Struct, frozen=True):
             message.pool or DEFAULT_POOL,
             ordered_group(message) if self.holds_groups else None,
             message.level,
-            is_kept or must_stay(message),
+            is_kept or keeps_record(message),
             payload_size(message),
             message.correlation_id,
             item.not_before,

@@ -11,7 +11,7 @@ from router.brokers.work_queue import (
     HELD_UNTIL,
     LAST_ROW_ID,
     ROWS_PER_PAGE,
-    Sinks,
+    LocalQueues,
     batch_conflict,
     batch_record,
     callback_prefix,
@@ -38,13 +38,15 @@ from router.ports import (
 class SqliteMessageStore:
     """The messages and batches of one queue."""
 
-    def __init__(self, database: Database, table: QueueTable, sinks: Sinks[QueueTable]) -> None:
+    def __init__(
+        self, database: Database, table: QueueTable, local_queues: LocalQueues[QueueTable]
+    ) -> None:
         self._database = database
         self._table = table
-        self._sinks = sinks
+        self._local_queues = local_queues
 
     def takes(self, queue: QueueConfig) -> bool:
-        return self._sinks(queue) is not None
+        return self._local_queues(queue) is not None
 
     async def find(self, message_id: str) -> MessageRecord | None:
         row = await self._database.look(partial(self._row, query="find", name=message_id))
@@ -95,7 +97,7 @@ class SqliteMessageStore:
             self._table.audit_change(db, ids, "cancelled")
             self._table.count_ended(db, ids)
             for outgoing in reply(f"{self._database.incarnation}-{row_id}", body):
-                table = sink_for(self._sinks, outgoing.queue)
+                table = sink_for(self._local_queues, outgoing.queue)
                 table.publish(db, [outgoing.publication])
                 self._database.signal(table.queue).ring()
             return Cancellation.CANCELLED

@@ -24,11 +24,11 @@ from router.brokers.sqlite.queue_table import (
 )
 from router.brokers.work_queue import (
     FREED_AT_ONCE,
+    LocalQueues,
     ResultLimit,
-    Sinks,
     cancelled,
     ending_with,
-    no_sinks,
+    no_local_queues,
     sink_for,
     stale,
     stored_failure,
@@ -98,7 +98,7 @@ class WorkQueue:
         lease: float | None = None,
         recovery: Recovery | None = None,
         *,
-        sinks: Sinks[QueueTable] = no_sinks,
+        local_queues: LocalQueues[QueueTable] = no_local_queues,
         results: ResultLimit | None = None,
         is_dated: bool = False,
     ) -> None:
@@ -109,7 +109,7 @@ class WorkQueue:
         self._database = database
         self._table = table
         self._recovery = recovery
-        self._sinks = sinks
+        self._local_queues = local_queues
         self._results = results
         self._is_dated = is_dated
         self._finished = 0  # messages, since the last pruning
@@ -206,12 +206,12 @@ class WorkQueue:
         return await self.finish([Finish(handle, ending) for handle in handles])
 
     def takes(self, queue: QueueConfig) -> bool:
-        return self._sinks(queue) is not None
+        return self._local_queues(queue) is not None
 
     async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
         leases = cast("list[FileLease]", [item.handle for item in items])
         outgoing = [one for item in items for one in item.outgoing]
-        tables = {one.queue: sink_for(self._sinks, one.queue) for one in outgoing}
+        tables = {one.queue: sink_for(self._local_queues, one.queue) for one in outgoing}
         size = sum(lease.size for lease in leases) + sum(len(x.publication.body) for x in outgoing)
         is_large = size > LARGE_BYTES or len(outgoing) > MANY_OUTGOING
         for table in tables.values():

@@ -5,7 +5,7 @@ import pytest
 from router.core.notification import Digest, StateChange, Subject
 from router.core.warnings import Notice, Severity
 from router.outbound.notifications import (
-    MOST_LINES,
+    MAX_LINES,
     Mail,
     Webhook,
     for_slack,
@@ -206,11 +206,11 @@ async def test_a_mail_server_that_is_not_there_or_speaks_no_tls_is_a_failure(
 
 @pytest.mark.rule("OPS-2")
 async def test_a_long_list_is_cut_and_says_so() -> None:
-    digest = Digest(instance="r", at=0.0, notices=[NOTICE] * (MOST_LINES + 5), dropped=2)
+    digest = Digest(instance="r", at=0.0, notices=[NOTICE] * (MAX_LINES + 5), dropped=2)
 
     shown = lines(digest)
 
-    assert len(shown) == MOST_LINES + 1
+    assert len(shown) == MAX_LINES + 1
     assert shown[-1] == "and 7 more"
     assert "1 state change" not in str(for_teams(digest))
 

@@ -77,10 +77,14 @@ class RouterProcess:
 
     # What it does.
 
-    async def ready(self) -> None:
+    async def started(self) -> None:
+        """Wait until it answers, whether it can work or not."""
         await eventually(lambda: self._has_ended or self.has_logged("ready"))
         assert not self._has_ended, "the router ended while it was starting"
         self.port = next(entry["port"] for entry in self.log() if entry["message"] == "ready")
+
+    async def ready(self) -> None:
+        await self.started()
         assert (await self.get("/health/ready")).status_code == 200
 
     async def ends(self) -> int:

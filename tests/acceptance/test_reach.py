@@ -154,7 +154,8 @@ async def test_c2_a_document_has_no_aws_credentials_sent_anywhere(site: Site) ->
     }
     async with listening(host="0.0.0.0") as thief:  # noqa: S104 not loopback only
         site.configure_queue(f"http://{own_address()}:{thief.port}/1/orders", {"code": "P"})
-        async with site.router() as router:
+        async with site.starting() as router:
+            await router.started()
             await router.logs("SQS_ENDPOINT_OVERRIDE")
             shown = await everything_shown(router)
 

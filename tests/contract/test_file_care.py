@@ -1,13 +1,17 @@
 """What the embedded queue does to a file that it finds (C6)."""
 
+import asyncio
 import sqlite3
 import stat
 from contextlib import closing
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
 from router.brokers import BrokerRegistry
+from router.brokers.sqlite.connection import FileConnection
+from router.brokers.workers import THIS_MACHINE
 from router.core.config import QueueConfig
 from router.ports import BrokerError, QueueRefused
 from tests.contract.cases import publication
@@ -69,3 +73,23 @@ async def test_c6_a_database_of_something_else_is_refused_as_it_is(
 
     assert files(tmp_path) == {"queue.db": before}  # its journal is the same, too
     assert modes(tmp_path) == {0o644}
+
+
+@pytest.mark.rule("CFG-7")
+async def test_routers_that_create_a_file_together_do_not_refuse_it(tmp_path: Path) -> None:
+    together = Barrier(4)
+
+    def open_new(path: Path) -> object:
+        file = FileConnection(path, THIS_MACHINE)
+        together.wait()
+        (result,) = file.run_patiently([lambda _: "opened"])
+        file.close()
+        return result
+
+    seen: list[object] = []
+    for number in range(40):
+        path = tmp_path / f"{number}.db"
+        seen += await asyncio.gather(*(asyncio.to_thread(open_new, path) for _ in range(4)))
+
+    assert "opened" in seen
+    assert [each for each in seen if isinstance(each, QueueRefused)] == []

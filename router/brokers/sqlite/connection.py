@@ -156,7 +156,8 @@ class FileConnection:
             isolation_level=None,
             check_same_thread=False,
         )
-        check_owner(self._db)
+        with reading(self._db):
+            check_owner(self._db)
         make_private(self._path)
         for pragma in _PRAGMAS:
             self._db.execute(pragma)
@@ -253,6 +254,16 @@ def set_clock(db: sqlite3.Connection, machine: Machine) -> tuple[str, float]:
         for query in ("set_clock", "cut_waits", "cut_audit", "cut_batches"):
             db.execute(QUERIES[query], new)
     return incarnation, offset
+
+
+@contextmanager
+def reading(db: sqlite3.Connection) -> Iterator[None]:
+    """See one state of the file, though another process may be creating its tables."""
+    db.execute("BEGIN")
+    try:
+        yield
+    finally:
+        db.rollback()
 
 
 @contextmanager

@@ -301,6 +301,26 @@ async def test_behind_a_replayed_letter_a_group_is_stored_when_nothing_of_it_is_
         assert [each for _, each in sent(rig)] == ["a", "b", "a", "a", "c", "d"]
 
 
+@pytest.mark.rule("ORD-5", "CFG-6")
+async def test_what_waits_for_a_removed_pool_is_stored_behind_a_letter_that_was_replayed() -> None:
+    queue = replace(HOLD, holds_letters=False)
+    sender = failing(GONE)
+    async with parking(sender=sender, queue=queue) as (rig, logs):
+        await rig.publish(*grouped("a"), queue=queue)
+        await asyncio.sleep(10)
+        sender.takes = 5.0
+        await rig.publish(*grouped("b"), queue=queue)
+        await asyncio.sleep(1)
+        await rig.apply(queues=[queue])
+        await rig.publish(*grouped("c"), queue=queue)
+        await asyncio.sleep(1)
+        await replays(rig).replay(1)
+        await asyncio.sleep(100)
+
+        assert [ids for _, ids in logs.appended] == [["a"], ["c"]]
+        assert [each for _, each in sent(rig)] == ["a", "b", "a", "c"]
+
+
 @REPLAY
 async def test_a_letter_of_another_message_goes_behind_a_held_group() -> None:
     sender = failing(GONE)

@@ -4,8 +4,10 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final
+from weakref import WeakValueDictionary
 
 from router.core.config import OnFailure
+from router.engine.pool import ProcessPool
 from router.engine.queue_manager import QueueManager
 from tests.simulation.events import NEVER, Answered, Book, Sent
 from tests.simulation.loop import Process
@@ -33,6 +35,8 @@ class OrderCheck:
         self._in_groups: defaultdict[tuple[int, str], dict[int, Process]] = defaultdict(dict)
         # Bodies of high priority that waited for another of their group at the last look.
         self._waiting: dict[tuple[str, str | None, str | None], set[int]] = {}
+        self._pools: WeakValueDictionary[tuple[str, str | None], ProcessPool]
+        self._pools = WeakValueDictionary()  # of those that live, by process and code
         self._seen: set[int] = set()
 
     # What targets see.
@@ -41,7 +45,11 @@ class OrderCheck:
         self._judge_processes(process, body)
         waiting = self._waiting.get((process.name, body.pool, body.group), set())
         waiting.discard(body.number)
-        is_judged = self._book.now() < self._book.disturbed_at
+        # They may not pass one that was tried, nor what is in front of it. It may have come since.
+        pool = self._pools.get((process.name, body.pool))
+        lane = None if pool is None else pool.lanes.get(body.group)
+        may_pass = lane is None or not lane.tried
+        is_judged = may_pass and self._book.now() < self._book.disturbed_at
         if waiting and body.number not in self._seen and body.level != HIGH and is_judged:
             text = f"body {body.number} is sent while {sorted(waiting)} of its group wait"
             self._book.violate("POOL-3", f"{text} with high priority")
@@ -81,6 +89,7 @@ class OrderCheck:
             pool = manager.pools.get(code)
             if pool is None or code in self._book.changed_pools:
                 continue
+            self._pools[name, code] = pool
             for group, lane in pool.lanes.items():
                 waiting = {
                     number

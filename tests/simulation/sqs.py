@@ -36,6 +36,7 @@ from router.core.message import Message
 from router.ports import Disconnected
 from tests.simulation.loop import Process
 from tests.simulation.network import Put, Weather, Wire, unheard
+from tests.simulation.plan import START
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ class SqsStored(Struct, eq=False):
     group: str | None
     visible_at: float
     receipts: list[str]
-    sent_at: float
+    sent_at: float  # by Unix time
     received: int = 0
 
     def is_out(self, now: float) -> bool:
@@ -108,9 +109,8 @@ class SqsModel:
             queue.known[dedup_id] = self._now() + DEDUP_WINDOW, number
         self.on_put(url, body.encode())
         visible_at = self._now() + (delay or 0)
-        queue.messages.append(
-            SqsStored(number, body, group if queue.is_fifo else None, visible_at, [], self._now())
-        )
+        group, sent_at = group if queue.is_fifo else None, START + self._now()
+        queue.messages.append(SqsStored(number, body, group, visible_at, [], sent_at))
         self._ring()
         return number
 

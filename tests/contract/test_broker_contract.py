@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Final
 
 import pytest
 from msgspec.structs import replace
@@ -142,6 +143,10 @@ async def test_a_nacked_message_comes_back_no_sooner_than_asked(case: Case, ends
     assert second.handle != first.handle
 
 
+# Models of servers that say when a message was published, by the clock of their world.
+DATES_ITSELF: Final = {Kind.ACTIVEMQ, Kind.NATS, Kind.SQS, Kind.SQS_FIFO}
+
+
 def world_clock() -> float:
     """Return the time in a world that has just begun."""
     return START + now()
@@ -152,7 +157,7 @@ async def test_a_message_says_when_it_was_first_published_after_retries_too(
     case: Case, brokers: BrokerRegistry, tmp_path: Path
 ) -> None:
     clock = now if case.model is not None or case.virtual_time else time.time
-    if case.model in {Kind.ACTIVEMQ, Kind.NATS}:  # they date it themselves, in their world
+    if case.model in DATES_ITSELF:
         clock = world_clock
     queue = replace(case.queue(tmp_path), max_age=3600.0)
     before = clock()

@@ -1,6 +1,6 @@
 """Unites documents to a configuration, and plans the way from one configuration to the next."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Generic, TypeVar
@@ -33,6 +33,7 @@ from router.core.warnings import Code
 EMPTYING: Final = "it would remove every queue of a running router"
 
 T = TypeVar("T", QueueConfig, PoolConfig, Schedule, TargetConfig)
+E = TypeVar("E", QueueConfig, Schedule, TargetConfig)  # those that have a name
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -185,33 +186,35 @@ def plan(old: RoutingConfig, new: RoutingConfig) -> Plan:
 
 
 def _reply_lines(old: RoutingConfig, new: RoutingConfig) -> Iterator[str]:
-    before, after = _by_name(old.reply_queues), _by_name(new.reply_queues)
-    for queue in _only_in(after, before):
-        yield f"reply queue {queue.name}: add ({_started(queue)})"
-    for was, will in _changed(before, after):
-        yield f"reply queue {will.name}: change ({_differences(was, will)})"
-    for queue in _only_in(before, after):
-        yield f"reply queue {queue.name}: remove"
+    return _lines("reply queue", old.reply_queues, new.reply_queues, _started)
 
 
 def _schedule_lines(old: RoutingConfig, new: RoutingConfig) -> Iterator[str]:
-    before, after = _by_name(old.schedules), _by_name(new.schedules)
-    for schedule in _only_in(after, before):
-        yield f"schedule {schedule.name}: add ({_facts(schedule)['runs']})"
-    for was, will in _changed(before, after):
-        yield f"schedule {will.name}: change ({_differences(was, will, 'message')})"
-    for schedule in _only_in(before, after):
-        yield f"schedule {schedule.name}: remove"
+    def runs(schedule: Schedule) -> str:
+        return _facts(schedule)["runs"]
+
+    return _lines("schedule", old.schedules, new.schedules, runs, hidden="message")
 
 
 def _target_lines(old: RoutingConfig, new: RoutingConfig) -> Iterator[str]:
-    before, after = _by_name(old.targets), _by_name(new.targets)
-    for target in _only_in(after, before):
-        yield f"target {target.name}: add ({target.match})"
+    return _lines("target", old.targets, new.targets, lambda target: target.match)
+
+
+def _lines(
+    kind: str,
+    old: Sequence[E],
+    new: Sequence[E],
+    added: Callable[[E], str],
+    hidden: str = "credentials",
+) -> Iterator[str]:
+    """Yield what changes. `added`: what a new one is shown as; `hidden`: as in `_differences`."""
+    before, after = _by_name(old), _by_name(new)
+    for entry in _only_in(after, before):
+        yield f"{kind} {entry.name}: add ({added(entry)})"
     for was, will in _changed(before, after):
-        yield f"target {will.name}: change ({_differences(was, will)})"
-    for target in _only_in(before, after):
-        yield f"target {target.name}: remove"
+        yield f"{kind} {will.name}: change ({_differences(was, will, hidden)})"
+    for entry in _only_in(before, after):
+        yield f"{kind} {entry.name}: remove"
 
 
 def empties(old: RoutingConfig, new: RoutingConfig) -> bool:

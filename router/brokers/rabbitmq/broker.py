@@ -94,7 +94,7 @@ class RabbitQueues:
             new_queues = self._new_queues[address.url]
             strict = queue.is_strict
             found = await _find_queue(connection, address, new_queues, strict=strict)
-            if strict:  # nobody else gets messages meanwhile, so the window need not be small
+            if strict:  # no other router gets messages meanwhile, so the window need not be small
                 self._prefetch[queue.uri].widen(queue.look_ahead or HELD_LOOK_AHEAD_MESSAGES)
             self._pending_retries[queue.uri].reads_bodies = queue.route is None
             retries = RetryQueues(publishing, address.queue, found.kind or "classic", new_queues)
